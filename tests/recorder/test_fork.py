@@ -368,6 +368,10 @@ x = torch.randn(400, 400)
 expected = (x * 2 + 1).sum().item()  # GNU's OpenMP makes a team for this thread
 pid = os.fork()
 if pid == 0:
+    if generations == 2:  # the team is in neither
+        pid = os.fork()
+        if pid:
+            os._exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     y = x.to("xla")
     for step in range(3):  # interpreted, compiled, cached
         total = torch.nn.functional.layer_norm(y * 2 + 1, (400,)).sum() * 0 + (y * 2 + 1).sum()
@@ -380,7 +384,8 @@ assert torch.get_num_threads() == 2
 """
 
 
-@pytest.mark.parametrize("policy", ["auto", "compile"])
-def test_parallel_loops_before_a_fork(policy: str) -> None:
+@pytest.mark.parametrize(("policy", "generations"), [("auto", 1), ("compile", 1), ("auto", 2)])
+def test_parallel_loops_before_a_fork(policy: str, generations: int) -> None:
     """The child neither uses nor releases an OpenMP team whose threads stayed in the parent."""
-    run_script(PARALLEL_LOOPS, fresh="OpenMP teams", PJRT_DEVICE="CPU", TORCH_XLA_COMPILE_POLICY=policy)
+    script = f"generations = {generations}\n{PARALLEL_LOOPS}"
+    run_script(script, fresh="OpenMP teams", PJRT_DEVICE="CPU", TORCH_XLA_COMPILE_POLICY=policy)

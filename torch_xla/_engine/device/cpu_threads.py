@@ -25,7 +25,8 @@ _VARIABLES = ("NPROC", "PJRT_NPROC")
 _PERIOD = 1.0  # seconds for which a count is used; reading files at each launch would delay it
 
 _counted: tuple[float, int] = (-math.inf, 0)  # time and result of the last count
-_forking_thread: int | None = None  # the thread that forked this process, if it is a fork
+_has_threads = False  # whether this process had more than one thread at its last fork
+_forking_thread: int | None = None  # the thread that forked this process, if it is a fork of one with several threads
 _threads_before: int | None = None  # torch's thread count in that thread before leave_inherited_team
 
 
@@ -65,7 +66,10 @@ def kernel_threads() -> int:
 
 
 def has_inherited_team() -> bool:
-    """Return whether the calling thread forked this process, so that its OpenMP team has no threads here."""
+    """Return whether the calling thread forked this process and may have an OpenMP team whose threads are not here.
+
+    OpenMP does not tell which threads have teams. A parent without other threads has none.
+    """
     return threading.get_ident() == _forking_thread
 
 
@@ -81,12 +85,19 @@ def leave_inherited_team() -> None:
         torch.set_num_threads(1)
 
 
+def _before_fork() -> None:
+    global _has_threads
+    _has_threads = len(os.listdir("/proc/self/task")) > 1
+
+
 def _after_fork() -> None:
     global _forking_thread, _threads_before
-    _forking_thread, _threads_before = threading.get_ident(), None
+    if not has_inherited_team():  # a team of the parent's parent stays one
+        _forking_thread, _threads_before = threading.get_ident() if _has_threads else None, None
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if Path("/proc/self/task").exists():  # Linux, whose compilers come with GNU's OpenMP; LLVM's is safe to fork
+    os.register_at_fork(before=_before_fork, after_in_child=_after_fork)
 
 
 def cgroup_quota(groups: Path = Path("/proc/self/cgroup"), mount: Path = Path("/sys/fs/cgroup")) -> float:
