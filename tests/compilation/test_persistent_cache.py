@@ -177,7 +177,7 @@ def test_a_folder_that_is_named_too_late_is_told(named: str, tmp_path: Path) -> 
         assert found == ["False", late.format("XLA_PERSISTENT_CACHE_PATH"), "False", *others, "False"]
 
 
-#: What a replica prints, or writes: the loss, and how many of its programs were compiled and loaded.
+#: What a replica prints, or writes: the loss, and how many of its programs were compiled, and loaded or fetched.
 TRAIN = """
     import os, torch, torch_xla
     import torch_xla.core.xla_model as xm
@@ -199,8 +199,9 @@ TRAIN = """
         return torch.nn.Linear(3, 2)
 
     def report():
-        samples = [(met.metric_data(name) or [0])[0] for name in ("CompileTime", "PersistentCacheLoad")]
-        return [*samples, met.counter_value("PersistentCacheDeserializeFailure") or 0]
+        names = ("CompileTime", "PersistentCacheLoad", "JobProgramFetch")
+        compiled, loaded, fetched = ((met.metric_data(name) or [0])[0] for name in names)
+        return [compiled, loaded + fetched, met.counter_value("PersistentCacheDeserializeFailure") or 0]
 
     def work(rank):
         loss = train(model().to("xla"), rank)
@@ -233,9 +234,11 @@ def test_programs_with_collectives(tmp_path: Path, kind: str) -> None:
 
     first, second = run(), run()
     assert len(first) == (2 if kind == "processes" else 1)
-    for (loss, compiled, loaded, _), again in zip(first, second, strict=True):
-        assert int(compiled) >= 2 and loaded == "0"
-        assert again == [loss, "0", compiled, "0"], "the same values, to the bit; nothing compiled"
+    programs = len(list((tmp_path / "cache").glob("*.xla")))
+    assert programs >= 2 and sum(int(compiled) for _, compiled, *_ in first) == programs, "each program once"
+    for (loss, compiled, found, _), again in zip(first, second, strict=True):
+        used = str(int(compiled) + int(found))
+        assert again == [loss, "0", used, "0"], "the same values, to the bit; nothing compiled"
     if kind == "processes":  # some files are lost: one process compiles what the other loads
         for file in sorted((tmp_path / "cache").iterdir())[::2]:
             file.unlink()

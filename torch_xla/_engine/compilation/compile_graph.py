@@ -83,7 +83,7 @@ def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequ
             try:
                 name = _persistent_name(spec, placement, leaves, donates)
                 lower = functools.partial(jitted.lower, *arguments)
-                return persistent_cache.load_or_compile(lower, placement.cacheable_devices, name, called)
+                return persistent_cache.load_or_compile(lower, placement.program_devices, name, called)
             except sharding.indivisible_error():
                 if not unspecified:
                     raise

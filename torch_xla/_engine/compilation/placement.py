@@ -68,7 +68,7 @@ class Placement(ABC):
       run: a run of the graph.
       scope: the device, devices or mesh for which the program is cached in memory.
       sharding: the devices of the program, and the sharding of its packed scalar operands.
-      cacheable_devices: the devices of a program that the persistent cache may store; empty if it may not.
+      program_devices: the devices of the program, in the order of its mesh.
       group: the replicas, or with SPMD the processes, that launch the program together; None for a single launcher.
     """
 
@@ -87,12 +87,12 @@ class Placement(ABC):
         run: GraphRun,
         scope: Hashable,
         sharding: Sharding,
-        cacheable_devices: Sequence[jax.Device],
+        program_devices: Sequence[jax.Device],
         group: ReplicaGroup | None = None,
     ) -> None:
         self.ordinal, self.device = run.device, devices.device(run.device)
         self.cache_key: Hashable = (scope, run.graph.key, id(run.precision))  # one of ``cache_keys``
-        self.sharding, self.cacheable_devices, self.group = sharding, cacheable_devices, group
+        self.sharding, self.program_devices, self.group = sharding, list(program_devices), group
         self.name = f"xla:{run.device}"  # in reports
         self.is_checked = self.can_check and value_checks.is_enabled(capabilities.runs_in_process(self.device))
 
@@ -179,9 +179,7 @@ class ReplicaGroupPlacement(Placement):
     group: ReplicaGroup
 
     def __init__(self, run: GraphRun, scope: Hashable, group: ReplicaGroup) -> None:
-        super().__init__(
-            run, scope, group.sharding, replica_program.cacheable_devices(group.sharding.mesh.devices.flat), group
-        )
+        super().__init__(run, scope, group.sharding, list(group.sharding.mesh.devices.flat), group)
         self.is_alone = replicas.world_size() == 1
 
     def place_inputs(self, graph: Any) -> list[jax.Array] | None:
@@ -227,9 +225,7 @@ class MeshPlacement(Placement):
     def __init__(self, run: GraphRun) -> None:
         processes = tuple(range(replicas.process_count()))
         group = ReplicaGroup(processes, spmd.replicated_sharding()) if len(processes) > 1 else None
-        super().__init__(
-            run, _MESH, spmd.replicated_sharding(), replica_program.cacheable_devices(spmd.mesh_devices()), group
-        )
+        super().__init__(run, _MESH, spmd.replicated_sharding(), spmd.mesh_devices(), group)
         self.name = "the devices of a mesh (SPMD)"
 
     def place_inputs(self, graph: Any) -> list[jax.Array] | None:

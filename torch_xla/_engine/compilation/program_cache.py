@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import jax
 
 from torch_xla._engine.base.lru_cache import LruCache
-from torch_xla._engine.compilation import compile_graph, placement
+from torch_xla._engine.compilation import compile_graph, ordinal_constants, placement
 from torch_xla._engine.compilation.compile_graph import CompiledProgram
 from torch_xla._engine.compilation.placement import Placement
 from torch_xla._engine.diagnostics import metrics, observer
@@ -40,6 +40,7 @@ def compile_and_store(run: GraphRun, place: Placement, leaves: Sequence[jax.Arra
     """
     if place.group is not None:
         place.check_collectives(run.spec)
+    ordinal_constants.report_differences(run.spec)
     compile_spec = functools.partial(compile_graph.compile_graph, placement=place, leaves=leaves)
     program = observer.observe_compilation(run, place.name, compile_spec)
     cache.put(place.cache_key, program, jax_call.bytes_of(run.spec.nodes))

@@ -50,13 +50,20 @@ COUNTERS = {
     "PersistentCacheHit": Description("Persistent cache", "programs", "a program was loaded from disk"),
     "PersistentCacheGraphHit": Description("Persistent cache", "programs", "loaded without tracing the graph in jax"),
     "PersistentCachePrefetchHit": Description("Persistent cache", "programs", "loaded in the background at startup"),
-    "PersistentCacheMiss": Description("Persistent cache", "programs", "a program was not on disk, and compiled"),
+    "PersistentCacheMiss": Description(
+        "Persistent cache", "programs", "a program was not on disk: compiled, or fetched"
+    ),
     "PersistentCacheWrite": Description("Persistent cache", "programs", "a compiled program was written to disk"),
     "PersistentCacheWriteFailure": Description("Persistent cache", "programs", "a program could not be written"),
     "PersistentCacheDeserializeFailure": Description("Persistent cache", "programs", "a file could not be loaded"),
     "PersistentCacheEvicted": Description("Persistent cache", "programs", "a program was removed by the size limit"),
     "PersistentCacheSourcesUnknown": Description(
         "Persistent cache", "graphs", "a graph has no key: a source is unknown"
+    ),
+    "JobProgramsCompiled": Description("Persistent cache", "programs", "this process compiled a program for the job"),
+    "JobProgramsFetched": Description("Persistent cache", "programs", "another process of the job had compiled it"),
+    "JobCompilersReplaced": Description(
+        "Persistent cache", "processes", "a process of the job died while it compiled; another compiled the program"
     ),
     "CreateXlaTensor": Description("Memory", "tensors", "a tensor was created; alive: minus `DestroyXlaTensor`"),
     "DestroyXlaTensor": Description("Memory", "tensors", "a tensor was freed"),
@@ -71,6 +78,7 @@ METRICS = {
     "ExecuteTime": Description("Time", "time", "one run of a compiled program, from its start to its results"),
     "InterpretTime": Description("Time", "time", "one run of an interpreted graph"),
     "PersistentCacheLoad": Description("Time", "time", "loading one program from disk"),
+    "JobProgramFetch": Description("Time", "time", "waiting for a program that another process of the job compiles"),
     "TransferToServerTime": Description("Time", "time", "copying tensors from the host to the device"),
     "TransferFromServerTime": Description("Time", "time", "reading values: waiting for them, and copying to the host"),
     "TransferDeviceToDeviceTime": Description("Time", "time", "copying a tensor between devices"),

@@ -34,7 +34,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from torch_xla._engine.device import capabilities, devices
+from torch_xla._engine.device import devices
 from torch_xla._engine.graph import graph_spec
 from torch_xla._engine.job import replicas
 from torch_xla._engine.lowering.rules.collectives import AXIS, split_groups
@@ -89,17 +89,6 @@ def replica_group(ordinals: tuple[int, ...]) -> ReplicaGroup:
     if ordinals[-1] >= count:
         raise RuntimeError(f"collective among replicas {list(ordinals)}: ordinals must be in [0, {count})")
     return ReplicaGroup(ordinals, _replicated_sharding(tuple(replica_devices[ordinal] for ordinal in ordinals)))
-
-
-def cacheable_devices(together: Iterable[jax.Device]) -> list[jax.Device]:
-    """Return the devices of a program if the program may be stored in the persistent cache, else an empty list.
-
-    On the CPU each process compiles independently. On other platforms XLA may compile jointly with the other processes
-    (they share kernel autotuning), so a program would have to be in the caches of all processes or of none, which a
-    process cannot know.
-    """
-    places = list(together)
-    return places if replicas.process_count() == 1 or capabilities.runs_in_process(places[0]) else []
 
 
 def shard_map_over(function: Callable[..., Any], members: ReplicaGroup) -> Callable[..., Any]:

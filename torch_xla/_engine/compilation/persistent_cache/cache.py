@@ -13,6 +13,7 @@ These variables are read at the first use of a device (prefetch.py); a compilati
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 import warnings
@@ -25,13 +26,10 @@ import jax
 from torch_xla._engine.base import private_folder, xla_flags
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.compilation.persistent_cache import prefetch
+from torch_xla._engine.compilation.persistent_cache import job_programs, prefetch, storage
 from torch_xla._engine.compilation.persistent_cache.prefetch import Prefetcher
-from torch_xla._engine.compilation.persistent_cache.storage import (
-    CacheFolder,
-    CorruptEntryError,
-    GraphEntry,
-)
+from torch_xla._engine.compilation.persistent_cache.serialized_program import CorruptEntryError
+from torch_xla._engine.compilation.persistent_cache.storage import CacheFolder, GraphEntry
 from torch_xla._engine.cpu_backend import compile_options
 from torch_xla._engine.diagnostics import metrics, step_timings
 
@@ -169,29 +167,30 @@ def load_or_compile(
     graph: str | None,
     calls: Counter[str],
 ) -> tuple[jax.stages.Compiled, bool]:
-    """Return the executable of ``lower()``, and whether it was loaded from the cache.
+    """Return the executable of ``lower()``, and whether it was loaded rather than compiled.
 
-    The time, including that of ``lower``, is a sample of PersistentCacheLoad on a hit, and of CompileTime otherwise.
+    The time, including that of ``lower``, is a sample of PersistentCacheLoad on a hit, of JobProgramFetch for a program
+    that another process of the job compiled, and of CompileTime otherwise.
 
     Args:
       lower: traces and lowers the graph; fills ``calls``.
-      places: the devices of the program; without any, it is always compiled.
+      places: the devices of the program.
       graph: the graph's cache key (graph_key.py). If the cache has its program, ``lower`` is not called.
       calls: counts the CPU kernels that the program calls; also filled for a program that was not lowered.
     """
     start = time.perf_counter_ns()
     with step_timings.timed_block("CompileTime"):
-        files = _open_configured() if places else None
+        files = _open_configured()
         _warn_of_late_settings()
-        if files is None:
-            compiled, loaded, write = compile_options.compile_with_options(lower(), places), False, None
+        if files is not None or job_programs.is_enabled():
+            compiled, source, write = _load_or_compile(files, lower, places, graph, calls)
         else:
-            compiled, loaded, write = _load_or_compile(files, lower, places, graph, calls)
+            compiled, source, write = compile_options.compile_with_options(lower(), places), "CompileTime", None
     duration = time.perf_counter_ns() - start
     if write is not None:
         write()
-    metrics.sample("PersistentCacheLoad" if loaded else "CompileTime", duration, metrics.format_time)
-    return compiled, loaded
+    metrics.sample(source, duration, metrics.format_time)
+    return compiled, source != "CompileTime"
 
 
 def _warn_of_late_settings() -> None:
@@ -224,48 +223,74 @@ def _warn_of_late_flags() -> None:
         )
 
 
-_Found = tuple[jax.stages.Compiled, bool, Callable[[], None] | None]
+_Found = tuple[jax.stages.Compiled, str, Callable[[], None] | None]
 
 
 def _load_or_compile(
-    files: CacheFolder,
+    files: CacheFolder | None,
     lower: Callable[[], jax.stages.Lowered],
     places: Sequence[jax.Device],
     graph: str | None,
     calls: Counter[str],
 ) -> _Found:
-    """Return a program, whether it was loaded, and a function that stores the missing entries (None if read-only).
+    """Return a program, the metric of its time, and a function that stores the missing entries (None if read-only).
 
     graph entry and its program exist   loaded, not traced
     only the program exists             traced, loaded; the graph entry is written
-    neither exists                      traced, compiled; program and graph entry are written
+    neither exists                      traced, compiled or, in a job, fetched; program and graph entry are written
     """
-    note, known = _find_entry(files, graph, places) if graph else (None, None)
-    if known is not None:
+    note, known = _find_entry(files, graph, places) if files is not None and graph else (None, None)
+    if files is not None and known is not None:
         found = _read(files, known.program, places)
         if found is not None:
             calls.update(known.calls)
             metrics.count("PersistentCacheHit")
             metrics.count("PersistentCacheGraphHit")
-            return found, True, lambda: _record_use(files, known.program, places)
+            folder, program = files, known.program
+            return found, "PersistentCacheLoad", lambda: _record_use(folder, program, places)
     lowered = lower()
     text = lowered.as_text()
-    file = files.executable_path(text, places)
-    if file is None:
-        return compile_options.compile_with_options(lowered, places, text), False, None
-    found = _read(files, file, places) if known is None or known.program != file else None
-    metrics.count("PersistentCacheHit" if found else "PersistentCacheMiss")
-    compiled = found or compile_options.compile_with_options(lowered, places, text)
-    now = GraphEntry(file, dict(calls))
+    name = storage.program_name(text, places)
+    if name is None:
+        return job_programs.compile_alone(lowered, places, text), "CompileTime", None
+    compile_program = functools.partial(job_programs.compile_alone, lowered, places, text)
+    if files is None:
+        return *_compile_for_job(name, places, None, compile_program), None
+    file = files.folder / name
+    loaded = _read(files, file, places) if known is None or known.program != file else None
+    metrics.count("PersistentCacheHit" if loaded else "PersistentCacheMiss")
+    if loaded is not None:
+        compiled, source = loaded, "PersistentCacheLoad"
+    elif job_programs.is_enabled():
+        compiled, source = _compile_for_job(name, places, files, compile_program)
+    else:
+        compiled, source = compile_program(), "CompileTime"
+    is_new = loaded is None and not job_programs.is_enabled()
+    write = functools.partial(_store, files, file, compiled if is_new else None, places, note, dict(calls))
+    return compiled, source, None if files.readonly else write
 
-    def write() -> None:
-        _record_use(files, file, places)
-        if not found:
-            _write(files, lambda: files.write(file, compiled, places), "PersistentCacheWrite")
-        if note is not None and file.exists():
-            _write(files, lambda: files.write_graph_entry(note, now))
 
-    return compiled, found is not None, None if files.readonly else write
+def _compile_for_job(
+    name: str, places: Sequence[jax.Device], files: CacheFolder | None, compile_program: job_programs.Compile
+) -> tuple[jax.stages.Compiled, str]:
+    compiled, fetched = job_programs.compile_or_fetch(name, places, files, compile_program)
+    return compiled, "JobProgramFetch" if fetched else "CompileTime"
+
+
+def _store(
+    files: CacheFolder,
+    file: Path,
+    new: jax.stages.Compiled | None,
+    places: Sequence[jax.Device],
+    note: Path | None,
+    calls: dict[str, int],
+) -> None:
+    """Store a new program, and the entry of its graph."""
+    _record_use(files, file, places)
+    if new is not None:
+        _write(files, lambda: files.write(file, new, places), "PersistentCacheWrite")
+    if note is not None and file.exists():
+        _write(files, lambda: files.write_graph_entry(note, GraphEntry(file, calls)))
 
 
 def _record_use(files: CacheFolder, file: Path, places: Sequence[jax.Device]) -> None:

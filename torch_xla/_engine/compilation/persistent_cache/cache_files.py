@@ -5,7 +5,8 @@
     <hash>.script   the .xla files that a command line uses first (prefetch.py)
 
 A program: a magic line, a SHA-256 of the file's name and of all that follows, the length of a JSON description (four
-bytes), the description, and the pickled executable. Listing reads the description only: unpickling runs code.
+bytes), the description, and the pickled executable with its devices. Listing reads only the description, as unpickling
+runs code.
 
 This module imports neither torch nor jax.
 """
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 #: The first line of a program; also part of each key, so that programs of another format are never looked up.
-MAGIC = b"torch_xla program 5\n"
+MAGIC = b"torch_xla program 6\n"
 _CHECKSUM = hashlib.sha256().digest_size
 _LENGTH = 4  # bytes
 _MOST_INFO = 1 << 16  # bytes of a description that a listing reads

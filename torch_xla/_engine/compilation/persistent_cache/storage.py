@@ -1,17 +1,16 @@
 """The folder of the persistent compilation cache: keys, reading, atomic writes and eviction.
 
 A file holds one executable. Its name is a hash of the program's StableHLO and of all else that decides the executable:
-the versions of jax, jaxlib, the backend and the CPU kernel library, devices, process, processor, flags. So anything
-that changes a program (a storage dtype, a precision, a rule of another release) changes the name, and processes with
-different settings share one folder. Files are written atomically and never change. With a size limit, the least
-recently used files are evicted. Any number of processes may add, read and remove files concurrently.
+the versions of jax, jaxlib, the backend and the CPU kernel library, devices, processor, flags. So anything that changes
+a program (a storage dtype, a precision, a rule of another release) changes the name, and processes with different
+settings share one folder. The rank of a process is not in it: the processes of a job share their programs. Files are
+written atomically and never change. With a size limit, the least recently used files are evicted. Any number of
+processes may add, read and remove files concurrently.
 
 cache_files.py lists the files and their formats.
 
-Loading an executable runs code from it: only trusted users may have write access to the folder.
-
-Built on ``jax.experimental.serialize_executable`` (checked on jax 0.10.2). jax's own cache is not used: its folder is
-process-wide jax configuration, which belongs to the user.
+Loading an executable runs code from it: only trusted users may have write access to the folder. jax's own cache is not
+used: its folder is process-wide jax configuration, which belongs to the user.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import functools
 import hashlib
 import json
 import os
-import pickle
 import time
 import uuid
 from collections.abc import Sequence
@@ -30,28 +28,33 @@ from pathlib import Path
 
 import jax
 import jaxlib
-from jax.experimental import serialize_executable
 
 from torch_xla._engine.base import host_calls, xla_flags
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
-from torch_xla._engine.compat import executables
 from torch_xla._engine.compilation.persistent_cache.cache_files import (
     ENTRY,
     MAGIC,
     PARTIAL,
     PARTIAL_MAX_AGE,
     PROGRAM,
-    pack,
     remove_file,
     scan_folder,
-    unpack,
+)
+from torch_xla._engine.compilation.persistent_cache.serialized_program import (
+    CorruptEntryError,
+    load_program,
+    pack_program,
 )
 from torch_xla._engine.cpu_backend import library
 from torch_xla._engine.device import capabilities
+from torch_xla._engine.job import replicas
 from torch_xla._engine.lowering import cpu_kernel_call
 
 #: Platforms whose executables contain no code for the host's processor. That of an unknown platform might.
 _WITHOUT_HOST_CODE = ("cuda", "gpu", "rocm", "tpu")
+
+#: Platforms whose executable for one device may be loaded onto another device of its kind.
+_MOVABLE = ("cpu", "cuda", "gpu", "rocm")
 
 #: jax settings that change the executable of a program, but not its StableHLO.
 _OPTIONS = (
@@ -64,14 +67,6 @@ _OPTIONS = (
 
 #: Maximum number of files in a folder with a limit: scanning more takes longer than compiling a program.
 MOST_FILES = 20_000
-
-
-class CorruptEntryError(RuntimeError):
-    """A file exists, but its contents cannot be loaded."""
-
-    def __init__(self, message: str, file: Path | None = None) -> None:
-        super().__init__(message)
-        self.file = file
 
 
 class CacheEvictor:
@@ -155,7 +150,8 @@ class CacheFolder:
 
         None for a program that is valid only in this process (host_calls.py).
         """
-        return None if host_calls.is_tied_to_process(text) else self.folder / f"{_key(text, places)}.xla"
+        name = program_name(text, places)
+        return None if name is None else self.folder / name
 
     def read(self, file: Path, places: Sequence[jax.Device]) -> jax.stages.Compiled | None:
         """Load a program onto its devices; None if the file does not exist. Raises CorruptEntryError."""
@@ -166,27 +162,14 @@ class CacheFolder:
         if not self.readonly:
             with suppress(OSError):
                 os.utime(file)  # most recently used, evicted last
-        try:
-            pickled = unpack(file.name, data)
-        except ValueError as error:
-            raise CorruptEntryError(f"{file} is damaged or was renamed: {error}") from error
-        try:
-            payload, in_tree, out_tree = pickle.loads(pickled)
-            executables.initialize_kernels(payload)
-            loaded: jax.stages.Compiled = serialize_executable.deserialize_and_load(
-                payload, in_tree, out_tree, backend=places[0].client, execution_devices=places
-            )
-        except Exception as error:  # XLA, pickle and jax raise different types
-            raise CorruptEntryError(f"{file}: {error}") from error
-        return loaded
+        return load_program(file.name, data, places, str(file))
 
     def write(self, file: Path, program: jax.stages.Compiled, places: Sequence[jax.Device]) -> int:
         """Store a program; return the number of programs evicted.
 
         Raises OSError, and jax's error if the backend cannot serialize executables.
         """
-        data = pickle.dumps(serialize_executable.serialize(program))
-        return self._add(file, pack(file.name, _describe(places), data))
+        return self.add_file(file, pack_program(file.name, program, places))
 
     def graph_entry_path(self, name: str, places: Sequence[jax.Device]) -> Path:
         """Return the path of the entry of the graph with key ``name`` for these devices, whether or not it exists."""
@@ -223,7 +206,7 @@ class CacheFolder:
     def write_graph_entry(self, graph: Path, known: GraphEntry) -> int:
         """Store the entry of a graph; return the number of programs evicted. Raises OSError."""
         noted = {"graph": graph.name, "program": known.program.name, "calls": known.calls}
-        return self._add(graph, json.dumps(noted).encode())
+        return self.add_file(graph, json.dumps(noted).encode())
 
     def script_entry_path(self, command: Sequence[str], places: Sequence[jax.Device]) -> Path:
         """Return the path of the entry of a command line for these devices, whether or not it exists."""
@@ -244,9 +227,10 @@ class CacheFolder:
 
     def write_script_entry(self, note: Path, names: Sequence[str]) -> int:
         """Store the entry of a command line; return the number of programs evicted. Raises OSError."""
-        return self._add(note, json.dumps(list(names)).encode())
+        return self.add_file(note, json.dumps(list(names)).encode())
 
-    def _add(self, file: Path, data: bytes) -> int:
+    def add_file(self, file: Path, data: bytes) -> int:
+        """Write a file of the cache atomically; return the number of programs evicted. Raises OSError."""
         part = file.with_suffix(f".{uuid.uuid4().hex}")  # ids of processes are not unique between containers
         try:
             part.write_bytes(data)
@@ -259,21 +243,14 @@ class CacheFolder:
         return 0
 
 
-def _describe(places: Sequence[jax.Device]) -> dict[str, object]:
-    """Return the description of a new program, which `torch-xla cache list` shows."""
-    first = places[0]
-    return {
-        "created": int(time.time()),
-        "platform": first.platform,
-        "device": first.device_kind,
-        "devices": len(places),
-        "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
-    }
+def program_name(text: str, places: Sequence[jax.Device]) -> str | None:
+    """Return the file name of a StableHLO program for these devices: the same in all processes that may share it.
 
-
-def _key(text: str, places: Sequence[jax.Device]) -> str:
-    return _hash([*_environment_key(places, cpu_kernel_call.PREFIX in text), text])
+    None for a program that is valid only in this process (host_calls.py).
+    """
+    if host_calls.is_tied_to_process(text):
+        return None
+    return f"{_hash([*_environment_key(places, cpu_kernel_call.PREFIX in text), text])}.xla"
 
 
 def _environment_key(places: Sequence[jax.Device], with_handlers: bool = True) -> list[str]:
@@ -283,13 +260,20 @@ def _environment_key(places: Sequence[jax.Device], with_handlers: bool = True) -
     """
     backend = places[0].client
     parts = [jax.__version__, jaxlib.__version__, backend.platform, backend.platform_version]
-    parts += [f"{place.id} {place.device_kind}" for place in places]
-    parts += [f"process {backend.process_index()}"]  # each process of a multi-process program stores its own executable
+    parts += [f"{_identity(place, alone=len(places) == 1)} {place.device_kind}" for place in places]
     parts += ["" if backend.platform in _WITHOUT_HOST_CODE else _processor()]
     handlers = library.load_library() if with_handlers and capabilities.runs_in_process(places[0]) else None
     parts += [handlers.version if handlers else ""]
     parts += xla_flags.read().identity()
     return parts + [f"{name}={getattr(jax.config, name, '')}" for name in _OPTIONS]
+
+
+def _identity(place: jax.Device, alone: bool) -> int:
+    """Return the number of a device in the key: in a job, that of a program's only device is the one in its process."""
+    if alone and replicas.process_count() > 1 and place.platform in _MOVABLE:
+        local: int = place.client.local_devices().index(place)
+        return local
+    return int(place.id)
 
 
 def _hash(parts: Sequence[str]) -> str:
