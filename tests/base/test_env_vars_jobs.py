@@ -51,6 +51,7 @@ _OF_TWO = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_P
 _EVEN, _UNEVEN = (_TWO_WORKERS.format(step=_STEP, zero=zero) for zero in ("true", f"echo {_STEP} >&2"))
 _HERE, _CLOUD = "^(CPU|CUDA)$", "10.0.0.2:8470"
 
+_ELASTIC = "from torch_xla._engine.job import replicas; print(replicas.is_elastic())"
 _GPUS = "from torch_xla._engine.device import hardware_detection; print(hardware_detection.gpu_count() == 3)"
 
 ALONE = {
@@ -59,6 +60,7 @@ ALONE = {
     "XRT_TPU_CONFIG": Effect("localservice;0;localhost:51011", _KIND, _HERE, "^TPU$"),
     "COLAB_TPU_ADDR": Effect(_CLOUD, _KIND, _HERE, "^COLAB_TPU_ADDR names a device .* no longer exist: .*PJRT_DEVICE="),
     "TORCH_XLA_DIST": Effect("here", _SPAWN, "^0$", "^1$", _OF_TWO),
+    "TORCHELASTIC_MAX_RESTARTS": Effect("2", _ELASTIC, "^False$", "^True$", _OF_TWO),
     "XLA_EVEN_HEARTBEAT_TIMEOUT": Effect(
         "1", _EVEN, "^ended with 0$", "made no step for 1 s, .* have stopped, too.* 124$"
     ),

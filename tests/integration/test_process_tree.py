@@ -323,6 +323,8 @@ THREADS = {
     "torch_xla/_engine/execution/background_threads.py": "integration/test_last_failure.py",
     "torch_xla/_engine/compilation/persistent_cache/prefetch.py": _LOCKS,
     "torch_xla/_engine/data_loading/prefetch.py": _FORKED,
+    "torch_xla/_engine/job/liveness.py": "parallel/test_elastic.py::test_a_killed_rank_ends_all",
+    "torch_xla/_engine/job/program_exchange.py": "its threads are waited for in the call that starts them",
     "torch_xla/_engine/lowering/decompose.py": "recorder/test_fork.py::test_fork_beside_threads",
     "torch_xla/_engine/parallel/watchdog.py": "public/test_spawn.py::test_failing_processes",
     "torch_xla/debug/profiler.py": "a profile of another process",

@@ -286,6 +286,12 @@ class Settings:
     LOCAL_WORLD_SIZE = Setting(COUNT, "1", "number of the job's processes on this machine")
     MASTER_ADDR = Setting(TEXT, "", "address of rank 0 for the rendezvous of torchrun's processes")
     MASTER_PORT = Setting(NUMBER, "0", "port for the rendezvous of torchrun's processes")
+    TORCHELASTIC_MAX_RESTARTS = Setting(
+        NUMBER,
+        "0",
+        "how often torchrun may restart the processes; above 0, a lost process ends all others within seconds; set by "
+        "torchrun",
+    )
     TORCH_XLA_RENDEZVOUS_FILE = Setting(
         TEXT,
         "",

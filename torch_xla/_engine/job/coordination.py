@@ -3,7 +3,8 @@
     alone -> joined (initialize, at the first use of a device) -> left (shutdown, at exit)
 
 Rank 0 hosts jax's coordinator on a port that it reserves. The other ranks read the address from the store that the
-launcher provides: a file (spawn) or torch.distributed's TCPStore (torchrun).
+launcher provides: a file (spawn) or torch.distributed's TCPStore (torchrun). A store of torchrun may outlive the
+processes, and have the keys of those that it restarted: attempts.py agrees on a prefix.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from torch_xla._engine.base import user_frames
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.compat import distributed
-from torch_xla._engine.job import host_address, replicas
+from torch_xla._engine.job import attempts, host_address, liveness, replicas
 
 #: Seconds that a process waits at exit for the others to exit; that rank 0 then waits for them to be gone, as they may
 #: still be saving or evaluating; and between polls.
@@ -76,17 +77,22 @@ def initialize() -> None:
             if handler is not None:
                 signal.signal(signal.SIGTERM, handler)
         _watch_for_failure()
+        if replicas.is_elastic():
+            liveness.watch_peers(_job_store, address.rsplit(":", 1)[0].strip("[]"))
         distributed.set_gloo_address(_find_loopback() or host_address.local_address_for(_host()), coordination_client())
 
 
 def job_store() -> dist.Store:
-    """Connect to the store that the launcher provides to all processes of the job. Each call opens a new connection."""
+    """Connect to the store that the launcher provides to all processes of the job. Each call opens a new connection.
+
+    The first call in a job that torchelastic may restart waits for all processes.
+    """
     if settings.TORCH_XLA_RENDEZVOUS_FILE:
         return dist.FileStore(settings.TORCH_XLA_RENDEZVOUS_FILE, replicas.process_count())
     timeout = timedelta(seconds=settings.TORCH_XLA_RENDEZVOUS_TIMEOUT)
     meeting = dist.rendezvous("env://", replicas.process_index(), replicas.process_count(), timeout=timeout)
     store: dist.Store = next(meeting)[0]
-    return store
+    return attempts.with_prefix(store, timeout) if replicas.is_elastic() else store
 
 
 def _agree_on_address(store: dist.Store) -> str:
@@ -290,6 +296,7 @@ def shutdown() -> None:
         rank, others = replicas.process_index(), range(1, replicas.process_count())
         _job_store.set(f"torch_xla/ending/{rank}", "")
         _wait_until_all(_job_store, "ending", (0, *others), _TOGETHER)
+        liveness.stop_watching()  # before any rank exits: the others would take it for lost
         if rank == 0:
             _wait_until_all(_job_store, "left", others, _LAST_ONES)
         jax.distributed.shutdown()

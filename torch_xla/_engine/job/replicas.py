@@ -60,6 +60,11 @@ def process_count() -> int:
     return 1
 
 
+def is_elastic() -> bool:
+    """Whether torchelastic (torchrun --max-restarts) restarts the processes of this job when one is lost."""
+    return settings.TORCHELASTIC_MAX_RESTARTS > 0 and not settings.TORCH_XLA_RENDEZVOUS_FILE and process_count() > 1
+
+
 def process_index() -> int:
     """Return the rank of this process. Raises ValueError if RANK is not below WORLD_SIZE."""
     count = process_count()
