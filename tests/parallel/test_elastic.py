@@ -28,7 +28,9 @@ from torch_xla._engine.job import attempts, replicas
 from torch_xla.distributed.elastic import GlobalBatchSampler
 
 #: Short, as is the job: how long torchrun waits for more hosts, and for one that is gone.
-RENDEZVOUS = "is_host=0,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2"
+RENDEZVOUS = "is_host=0,last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=4"
+#: What jax prints if it ends a process before torch_xla does: rank 0 hosts its coordinator.
+JAX_ENDED = "coordination service"
 #: Seconds after which a job that makes no step has failed.
 LIMIT = 240
 
@@ -41,6 +43,8 @@ class Job:
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._hosts: dict[str, subprocess.Popen[bytes]] = {}
         self._started = 0
+        self._entries: list[dict[str, Any]] = []
+        self._read = 0  # bytes of the log
 
     def start_host(self) -> None:
         name, self._started = f"host{self._started}", self._started + 1
@@ -65,7 +69,14 @@ class Job:
 
     def log(self) -> list[dict[str, Any]]:
         file = self.folder / "log"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        if file.exists():
+            with file.open("rb") as opened:
+                opened.seek(self._read)
+                lines = opened.read()
+            lines = lines[: lines.rfind(b"\n") + 1]
+            self._read += len(lines)
+            self._entries += map(json.loads, lines.splitlines())
+        return self._entries
 
     def output(self) -> str:
         return "\n".join(file.read_text(errors="replace") for file in sorted(self.folder.glob("*.out")))
@@ -75,7 +86,7 @@ class Job:
         deadline = time.monotonic() + LIMIT
         while not condition(self.log()[since:]):
             assert time.monotonic() < deadline, self.output()[-4000:]
-            time.sleep(0.02)
+            time.sleep(0.05)
         return self.log()[since:]
 
     def wait_for_steps(self, world: int, steps: int = 3, since: int = 0) -> list[dict[str, Any]]:
@@ -83,7 +94,7 @@ class Job:
 
     def kill_host(self, rank: int) -> int:
         """Kill a process and its torchrun with SIGKILL; return the length of the log before."""
-        log = self.log()
+        log = list(self.log())
         entry = next(e for e in reversed(log) if e["rank"] == rank and e["world"] == log[-1]["world"])
         agent = self._hosts.pop(entry["agent"])
         agent.kill()
@@ -145,8 +156,9 @@ def check_run(job: Job, killed: Sequence[int]) -> None:
     for entry in log:
         assert entry["loss"] == pytest.approx(expected[entry["step"]], rel=1e-4), entry
     assert {e["step"] for e in log} == set(range(len(expected)))
-    lost = re.findall(r"torch_xla: rank (\d) of 4 .*was lost: every rank ends", job.output())
-    assert sorted(map(int, lost)) == sorted(killed), "one line for each"
+    lost = [int(rank) for rank in re.findall(r"torch_xla: rank (\d) of 4 .*was lost: every rank ends", job.output())]
+    assert sorted(filter(None, lost)) == sorted(filter(None, killed)), "one line for each"
+    assert lost.count(0) <= killed.count(0) and (lost.count(0) == killed.count(0) or JAX_ENDED in job.output())
     compiled: dict[int, set[int]] = {}
     for entry in log:
         compiled.setdefault(entry["pid"], set()).add(entry["compiled"])
@@ -196,7 +208,8 @@ def test_a_killed_rank_ends_all(tmp_path: Path, rank: int) -> None:
         process.kill()
         process.wait()
     assert process.returncode == 0, err
-    assert len(re.findall(rf"torch_xla: rank {rank} of 2 .*was lost: every rank ends", err)) == 1, err
+    lines = len(re.findall(rf"torch_xla: rank {rank} of 2 .*was lost: every rank ends", err))
+    assert lines == 1 or (rank == 0 and lines == 0 and JAX_ENDED in err), err
 
 
 def _wait_for_log(folder: Path, condition: Callable[[list[dict[str, Any]]], bool]) -> list[dict[str, Any]]:

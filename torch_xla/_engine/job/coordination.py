@@ -77,22 +77,23 @@ def initialize() -> None:
             if handler is not None:
                 signal.signal(signal.SIGTERM, handler)
         _watch_for_failure()
-        if replicas.is_elastic():
-            liveness.watch_peers(_job_store, address.rsplit(":", 1)[0].strip("[]"))
         distributed.set_gloo_address(_find_loopback() or host_address.local_address_for(_host()), coordination_client())
 
 
 def job_store() -> dist.Store:
     """Connect to the store that the launcher provides to all processes of the job. Each call opens a new connection.
 
-    The first call in a job that torchelastic may restart waits for all processes.
+    In a job that torchelastic may restart, the first call waits for all processes, and starts to watch them.
     """
     if settings.TORCH_XLA_RENDEZVOUS_FILE:
         return dist.FileStore(settings.TORCH_XLA_RENDEZVOUS_FILE, replicas.process_count())
     timeout = timedelta(seconds=settings.TORCH_XLA_RENDEZVOUS_TIMEOUT)
     meeting = dist.rendezvous("env://", replicas.process_index(), replicas.process_count(), timeout=timeout)
     store: dist.Store = next(meeting)[0]
-    return attempts.with_prefix(store, timeout) if replicas.is_elastic() else store
+    if replicas.is_elastic():
+        store = attempts.with_prefix(store, timeout)
+        liveness.watch_peers(store, _find_loopback() or _host())
+    return store
 
 
 def _agree_on_address(store: dist.Store) -> str:
@@ -301,6 +302,7 @@ def shutdown() -> None:
             _wait_until_all(_job_store, "left", others, _LAST_ONES)
         jax.distributed.shutdown()
         notify_exit()
+    liveness.stop_watching()
     if _reserved is not None:
         _reserved.close()
         _reserved = None

@@ -6,7 +6,8 @@ machine that is gone fails after _GONE seconds. jax's own heartbeats notice a lo
     watching --stop_watching--> left             this rank said BYE: its end is not a loss
     watching --a connection ends without BYE--> rank 0 tells the others which rank was lost; all exit with code 1
 
-Rank 0 prints the line; if rank 0 itself was lost, rank 1 does.
+Rank 0 prints the line. If rank 0 itself was lost, rank 1 does, unless jax, whose coordinator is in rank 0, ends rank 1
+first with a message about the coordination service.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.job import replicas
 
@@ -29,12 +31,19 @@ from torch_xla._engine.job import replicas
 _GONE, _INTRODUCTION = 10, 30.0
 _BYE = b"bye\n"
 
+_is_watching = False  # set once
+_lock = fork_safe_lock()
 _leaving = threading.Event()  # set once: this process leaves the job in order
 _connections: list[socket.socket] = []  # of this process: rank 0 has one for each other rank
 
 
 def watch_peers(store: dist.Store, host: str) -> None:
-    """Start to watch the other ranks of the job. ``host`` is rank 0's address. Waits for rank 0."""
+    """Start to watch the other ranks of the job, once. ``host`` is rank 0's address. Waits for rank 0."""
+    global _is_watching
+    with _lock:
+        if _is_watching:
+            return
+        _is_watching = True
     if replicas.process_index() == 0:
         listener = socket.create_server((host if _is_loopback(host) else "", 0), backlog=replicas.process_count())
         token = os.urandom(16).hex()

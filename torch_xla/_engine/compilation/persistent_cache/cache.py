@@ -23,10 +23,10 @@ from pathlib import Path
 
 import jax
 
-from torch_xla._engine.base import private_folder, xla_flags
+from torch_xla._engine.base import private_folder
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.compilation.persistent_cache import job_programs, prefetch, storage
+from torch_xla._engine.compilation.persistent_cache import job_programs, late_settings, prefetch, storage
 from torch_xla._engine.compilation.persistent_cache.prefetch import Prefetcher
 from torch_xla._engine.compilation.persistent_cache.serialized_program import CorruptEntryError
 from torch_xla._engine.compilation.persistent_cache.storage import CacheFolder, GraphEntry
@@ -34,10 +34,6 @@ from torch_xla._engine.cpu_backend import compile_options
 from torch_xla._engine.diagnostics import metrics, step_timings
 
 _DEFAULT_LIMIT = 4  # GB, of the user's default folder
-
-#: The settings of the cache folder.
-_FOLDER_SETTINGS = ("XLA_PERSISTENT_CACHE_PATH", "XLA_PERSISTENT_CACHE_READ_ONLY", "TORCH_XLA_PERSISTENT_CACHE_MAX_GB")
-_warned: set[str] = set()  # the variables that a warning has named
 
 # The folder in use: None until the first compilation or initialize(), then the folder, or False if the cache is
 # disabled. initialize() may replace it at any time, for all later compilations.
@@ -181,7 +177,7 @@ def load_or_compile(
     start = time.perf_counter_ns()
     with step_timings.timed_block("CompileTime"):
         files = _open_configured()
-        _warn_of_late_settings()
+        late_settings.warn_of_late_settings(files.folder if files is not None else None)
         if files is not None or job_programs.is_enabled():
             compiled, source, write = _load_or_compile(files, lower, places, graph, calls)
         else:
@@ -191,36 +187,6 @@ def load_or_compile(
         write()
     metrics.sample(source, duration, metrics.format_time)
     return compiled, source != "CompileTime"
-
-
-def _warn_of_late_settings() -> None:
-    _warn_of_late_flags()
-    files = current_cache()
-    late = [name for name in settings.changed_after_read(_FOLDER_SETTINGS) if name not in _warned]
-    named = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
-    if files is not None and named and Path(named).expanduser().absolute() == files.folder:  # by initialize(), too
-        late = [name for name in late if name != "XLA_PERSISTENT_CACHE_PATH"]
-    _warned.update(late)
-    for name in late:
-        state = "is disabled" if files is None else f"uses {files.folder}"
-        warnings.warn(
-            f"torch_xla: {name} was set after the first use of a device and has no effect: the persistent compilation "
-            f"cache {state}. Set it earlier, or call torch_xla.runtime.initialize_cache(path).",
-            UserWarning,
-            stacklevel=2,
-        )
-
-
-def _warn_of_late_flags() -> None:
-    late = [name for name in xla_flags.read().changed_late() if name not in _warned]
-    _warned.update(late)
-    for name in late:
-        warnings.warn(
-            f"torch_xla: {name} was changed after XLA had read it and has no effect: XLA parses its flags once per "
-            "process. Set it before the first use of a device.",
-            UserWarning,
-            stacklevel=2,
-        )
 
 
 _Found = tuple[jax.stages.Compiled, str, Callable[[], None] | None]

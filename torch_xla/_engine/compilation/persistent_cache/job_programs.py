@@ -6,6 +6,9 @@
 program_exchange.py chooses the process, and replaces it if it dies. Every process still traces and lowers the graph, as
 the name of a program is a hash of its StableHLO. A program that calls back into Python is compiled by each process.
 
+Loading a program runs code from it. The processes trust the network of their job, as jax's coordination service does,
+files in their own folder, and others that only their user can have written.
+
 On GPUs the processes of a program would share the autotuning of its kernels, and wait for each other. A process that
 compiles alone turns that off.
 """
@@ -19,6 +22,7 @@ from typing import Any
 
 import jax
 
+from torch_xla._engine.base import private_folder
 from torch_xla._engine.compilation.persistent_cache.serialized_program import (
     CorruptEntryError,
     load_program,
@@ -61,7 +65,7 @@ def compile_or_fetch(
             exchange.publish(found, *_store(name, places, files, compiled))
         return compiled, False
     try:
-        data = found.file.read_bytes() if found.file is not None else found.data
+        data = _read(found.file, files) if found.file is not None else found.data
         if data is not None:
             program = load_program(name, data, places, f"the program of rank {found.owner}")
             metrics.count("JobProgramsFetched")
@@ -74,6 +78,14 @@ def compile_or_fetch(
     compiled = _compile(compile_program)
     _store(name, places, files, compiled)
     return compiled, False
+
+
+def _read(file: Path, files: CacheFolder | None) -> bytes:
+    """Return the contents of a program file. Raises OSError."""
+    is_ours = files is not None and file.parent == files.folder
+    if not is_ours and not private_folder.is_trusted_file(file):
+        raise PermissionError(f"{file} belongs to another user or is writable by other users")
+    return file.read_bytes()
 
 
 def _compile(compile_program: Compile) -> jax.stages.Compiled:
