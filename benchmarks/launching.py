@@ -1,10 +1,13 @@
-"""What a step costs the host when its program is known: one op, and the update of 160 parameters.
+"""What a step costs the host when its program is known: one op, the update of 160 parameters, and captured steps.
 
     python -m benchmarks.launching                       this checkout
     python -m benchmarks.launching --against FOLDER      and another one (a worktree of an older commit), in turns
 
 CPU time of the thread that runs the script, so that a busy machine changes little; the least of several rounds. The
 device's own work is next to nothing, but on the CPU it is in it: small programs run where they are called.
+
+The captured steps are those of torch_xla.compile(replay=True) for 80 linear layers. Their bound is the row of jax.jit
+for as many donated arrays as the step has results: with AdamW the parameters, two states of each, and the gradients.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROUNDS, STEPS = 5, 300
@@ -47,29 +51,78 @@ def parameters() -> Callable[[], None]:
     return step
 
 
-CASES = {"one op": one_op, "160 parameters": parameters}
+def capture_training(optimizer: str) -> Callable[[], None]:
+    import torch
+    from torch import nn
+
+    import torch_xla
+
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(80))).to("xla")
+    made = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
+    x = torch.ones(4, 4, device="xla")
+
+    @torch_xla.compile(replay=True)
+    def train(x: torch.Tensor) -> torch.Tensor:
+        made.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        made.step()
+        return loss
+
+    return lambda: train(x)
+
+
+def jax_arrays(count: int) -> Callable[[], None]:
+    import jax
+    import jax.numpy as jnp
+
+    multiply = jax.jit(lambda values: [value * 0.9 for value in values], donate_argnums=0)
+    values = [jnp.ones(4) for _ in range(count)]
+
+    def step() -> None:
+        nonlocal values
+        values = multiply(values)
+
+    return step
+
+
+#: What is recorded before a sync() that is measured.
+SYNCED: dict[str, Callable[[], Callable[[], None]]] = {"one op": one_op, "160 parameters": parameters}
+#: What is measured itself.
+CALLED: dict[str, Callable[[], Callable[[], None]]] = {
+    "captured, 160 parameters, SGD": partial(capture_training, "SGD"),
+    "jax.jit of 320 donated arrays": partial(jax_arrays, 320),
+    "captured, 160 parameters, AdamW": partial(capture_training, "AdamW"),
+    "jax.jit of 640 donated arrays": partial(jax_arrays, 640),
+}
+
+
+def least_time(record: Callable[[], None], call: Callable[[], None]) -> float:
+    """µs of CPU time that ``call`` takes after ``record``, each time from an idle device."""
+    import torch_xla.core.xla_model as xm
+
+    best = float("inf")
+    for _ in range(20):
+        record()
+        call()
+    for _ in range(ROUNDS):
+        spent = 0.0
+        for _ in range(STEPS):
+            record()
+            start = time.thread_time()
+            call()
+            spent += time.thread_time() - start
+            xm.wait_device_ops()
+        best = min(best, spent / STEPS)
+    return best * 1e6
 
 
 def measure() -> dict[str, float]:
-    """µs that ``torch_xla.sync()`` takes for each case."""
+    """µs that each case takes."""
     import torch_xla
 
-    found = {}
-    for name, make in CASES.items():
-        record, best = make(), float("inf")
-        for _ in range(20):
-            record()
-            torch_xla.sync()
-        for _ in range(ROUNDS):
-            spent = 0.0
-            for _ in range(STEPS):
-                record()
-                start = time.thread_time()
-                torch_xla.sync()
-                spent += time.thread_time() - start
-            best = min(best, spent / STEPS)
-        found[name] = best * 1e6
-    return found
+    found = {name: least_time(make(), torch_xla.sync) for name, make in SYNCED.items()}
+    return found | {name: least_time(lambda: None, make()) for name, make in CALLED.items()}
 
 
 def measure_checkout(folder: Path) -> dict[str, float]:

@@ -23,6 +23,7 @@ after a cache miss: a cached program has its placement with it.
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -43,6 +44,7 @@ from torch_xla._engine.parallel import collective_check, replica_program, spmd
 from torch_xla._engine.parallel.replica_program import ReplicaGroup
 
 Function = Callable[..., Any]
+InputPlacer = Callable[[Sequence[Any]], list[Any]]
 
 _COLLECTIVES = sorted(COLLECTIVES)
 _MESH, _THREADS = "mesh", "threads"  # instead of a device ordinal
@@ -108,9 +110,14 @@ class Placement(ABC):
             return ReplicaThreadsPlacement(run, (_THREADS, replicas.local_devices()), group)
         return ReplicaGroupPlacement(run, run.device, group)
 
+    def input_placer(self) -> InputPlacer | None:
+        """Return the function that places inputs as the program requires; None if it takes them as they are."""
+        return None
+
     def place_inputs(self, graph: Any) -> list[jax.Array] | None:
         """Return the graph's inputs, placed as the program requires; None keeps their current placement."""
-        return None
+        placer = self.input_placer()
+        return None if placer is None else placer(graph.inputs())
 
     def jit(self, spec: GraphSpec, arguments: Sequence[Any], donates: bool, unspecified: bool = True) -> Any:
         """Return the graph as a jitted function of this placement, with its shardings.
@@ -160,9 +167,9 @@ class SingleDevicePlacement(Placement):
         super().__init__(run, run.device, SingleDeviceSharding(device), [device])
         self._simulated, self.is_alone = simulated, simulated is None
 
-    def place_inputs(self, graph: Any) -> list[jax.Array] | None:
+    def input_placer(self) -> InputPlacer | None:
         # The outputs of a replica group's program are global arrays.
-        return [replica_program.to_local_array(leaf) for leaf in graph.inputs()] if self._has_peers else None
+        return replica_program.to_local_arrays if self._has_peers else None
 
     def _jit(
         self, function: Function, spec: GraphSpec, arguments: Sequence[Any], unspecified: bool, **options: Any
@@ -182,8 +189,8 @@ class ReplicaGroupPlacement(Placement):
         super().__init__(run, scope, group.sharding, list(group.sharding.mesh.devices.flat), group)
         self.is_alone = replicas.world_size() == 1
 
-    def place_inputs(self, graph: Any) -> list[jax.Array] | None:
-        return replica_program.to_global_arrays(graph.inputs(), self.group)
+    def input_placer(self) -> InputPlacer | None:
+        return functools.partial(replica_program.to_global_arrays, members=self.group)
 
     def _jit(
         self, function: Function, spec: GraphSpec, arguments: Sequence[Any], unspecified: bool, **options: Any
@@ -199,7 +206,7 @@ class ReplicaThreadsPlacement(ReplicaGroupPlacement):
         super().__init__(run, scope, group)
         self.name = "the threads of all replicas"
 
-    def place_inputs(self, graph: Any) -> list[jax.Array] | None:
+    def input_placer(self) -> InputPlacer | None:
         return None  # each thread has its own shard
 
     def join_arguments(self, arguments: Sequence[Sequence[Any]]) -> list[jax.Array]:
@@ -228,8 +235,8 @@ class MeshPlacement(Placement):
         super().__init__(run, _MESH, spmd.replicated_sharding(), spmd.mesh_devices(), group)
         self.name = "the devices of a mesh (SPMD)"
 
-    def place_inputs(self, graph: Any) -> list[jax.Array] | None:
-        return spmd.place_inputs(graph.inputs())
+    def input_placer(self) -> InputPlacer | None:
+        return spmd.place_inputs
 
     def _jit(
         self, function: Function, spec: GraphSpec, arguments: Sequence[Any], unspecified: bool, **options: Any

@@ -154,3 +154,8 @@ def to_global_arrays(arguments: Iterable[Any], members: ReplicaGroup) -> list[ja
 def to_local_array(value: jax.Array) -> jax.Array:
     """Return this process's shard of a global array; a local array is returned unchanged."""
     return value if value.is_fully_addressable else value.addressable_data(0)
+
+
+def to_local_arrays(values: Iterable[Any]) -> list[jax.Array]:
+    """Return this process's shard of each global array; local arrays are returned unchanged."""
+    return [to_local_array(value) for value in values]

@@ -49,18 +49,24 @@ def is_plain(value: Any) -> bool:
 
 @dataclass
 class ObjectGuards:
-    """Flat lists of guards, and the names of what they guard."""
+    """Flat lists of guards, and the names of what they guard.
+
+    Owns the recorder's table of them, which refers to the items of the lists: the first check makes it, and the next
+    ``add`` drops it.
+    """
 
     kinds: bytearray = field(default_factory=bytearray)
     containers: list[Any] = field(default_factory=list)
     keys: list[Any] = field(default_factory=list)
     expected: list[Any] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
+    _table: Any = None
 
     def add(self, kind: str, container: Any, key: Any, expected: Any, name: str) -> None:
         """Add one guard; see csrc/graph/object_guards.h for the kinds."""
         if len(self.names) >= _MOST:
             raise TooManyObjects
+        self._table = None
         self.kinds.append(ord(kind))
         self.containers.append(container)
         self.keys.append(key)
@@ -69,7 +75,11 @@ class ObjectGuards:
 
     def failed(self) -> str | None:
         """Return the name of the first thing that has changed; None if nothing has."""
-        found = recorder.bindings().failed_guard(bytes(self.kinds), self.containers, self.keys, self.expected)
+        if self._table is None:
+            self._table = recorder.bindings().GuardTable(
+                kinds=bytes(self.kinds), containers=self.containers, keys=self.keys, expected=self.expected
+            )
+        found = self._table.failed()
         return None if found < 0 else self.names[found]
 
     def without(self, is_left_out: Callable[[Any, Any], bool]) -> ObjectGuards:

@@ -11,92 +11,24 @@ ones when the step returns or raises. It is owned by the ReplayedFunction that c
 
 from __future__ import annotations
 
-import random
-import sys
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from torch_xla._engine import recorder
-from torch_xla._engine.base import user_frames
 from torch_xla._engine.compilation.compile_graph import CompiledProgram
-from torch_xla._engine.compilation.placement import SingleDevicePlacement
-from torch_xla._engine.execution import step_closures, value_errors
+from torch_xla._engine.execution import step_closures
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.recorder import source_info
+from torch_xla._engine.replay.host_reads import HostScalar, ScalarReads, equal_states, host_random_states, is_countable
 from torch_xla._engine.replay.object_guards import ObjectWalk, TooManyObjects, is_plain
+from torch_xla._engine.replay.observation import GraphObserver, Observation
+from torch_xla._engine.replay.problem import Problem
 from torch_xla._engine.replay.traced_number import NumberTrace, TracedNumber
-
-
-@dataclass
-class Problem:
-    """Why a recorded call cannot be replayed: what happens, where, and what to write instead."""
-
-    cause: str
-    fix: str
-    lasting: bool = True  # False: the next call may differ, as after the first step of an optimizer
-
-
-@dataclass
-class HostScalar:
-    """A scalar on the CPU that the step reads or counts up, such as the step count of Adam."""
-
-    tensor: torch.Tensor
-    name: str
-    before: float
-    version: int
-
-
-_COUNTABLE = (torch.float32, torch.float64, torch.int64)
-_SCALAR_USES = frozenset({"add_", "__iadd__", "_foreach_add_", "__get__", "numel", "dim", "is_floating_point", "size"})
-
-
-class _ScalarReads(TorchFunctionMode):
-    """Makes reads of host scalars traced numbers; notes any other use of them."""
-
-    def __init__(self, scalars: dict[int, HostScalar], trace: NumberTrace) -> None:
-        super().__init__()
-        self._scalars, self._trace = scalars, trace
-        self.other_uses: dict[str, str] = {}  # name of the scalar -> function and line
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
-        name = getattr(func, "__name__", str(func))
-        for argument in args:
-            for value in argument if type(argument) is list else (argument,):
-                scalar = self._scalars.get(id(value))
-                if scalar is None:
-                    continue
-                if name == "item" and type(found) in (float, int):
-                    return self._read(scalar, float(found))
-                if name not in _SCALAR_USES:
-                    self.other_uses[scalar.name] = f"{name}() at {user_frames.user_line()}"
-        return found
-
-    def _read(self, scalar: HostScalar, value: float) -> float:
-        added = value - scalar.before
-        source = ("source", ("scalar", id(scalar.tensor)))
-        return self._trace.make(value, ("+", source, ("constant", added)) if added else source)
-
-
-@dataclass
-class Observation:
-    """What the graph of a recording reads and writes; see csrc/graph/state_snapshot.h."""
-
-    graph_key: bytes
-    described: dict[str, Any]
-    program: CompiledProgram
-    checked: Any
-    origins: list[str | None]
-    native: Any = None  # the recorder's ReplayProgram; None if there is a problem
-    leaf_arrays: list[Any] = field(default_factory=list)
-    summary: dict[str, Any] = field(default_factory=dict)
 
 
 class Recording:
@@ -140,7 +72,7 @@ class Recording:
             self.walk = ObjectWalk(())
         self._check_arguments()
         for tensor, name in self.walk.host_tensors.values():
-            if tensor.numel() == 1 and tensor.dim() == 0 and tensor.dtype in _COUNTABLE and not tensor.requires_grad:
+            if is_countable(tensor):
                 scalar = HostScalar(tensor, name, float(tensor.item()), tensor._version)
                 self.scalars[id(tensor)] = scalar
                 self.trace.add_source(("scalar", id(tensor)), scalar.before)
@@ -164,13 +96,13 @@ class Recording:
 
     def run(self) -> Any:
         """Run the step; return its result with detached tensors. Raises what the step raises."""
-        states = _host_random_states()
+        states = host_random_states()
         arguments = self._traced_arguments()
-        with self._traced_groups(), _ScalarReads(self.scalars, self.trace) as reads, _captured_lines():
+        with self._traced_groups(), ScalarReads(self.scalars, self.trace) as reads, _captured_lines():
             args, kwargs = jax.tree_util.tree_unflatten(self.structure, arguments)
             result = self._function(*args, **kwargs)
         for library, before in states.items():
-            if not _equal_states(before, _host_random_states()[library]):
+            if not equal_states(before, host_random_states()[library]):
                 self.fail(
                     f"it draws random numbers of {library} on the host, which a replay would not draw",
                     "draw them on the device, or before the call, and pass them as arguments",
@@ -278,122 +210,12 @@ class Recording:
         self.leaves, self.originals, self.tensors, self.results, self.result_tensors = [], [], [], [], []
         self.snapshot = None
 
-    def observe(self, run: GraphRun, program: CompiledProgram, leaves: Sequence[Any] | None) -> None:
+    def observe(self, run: GraphRun, program: CompiledProgram) -> None:
         """Describe the graph of the step, between its collection and its launch."""
-        place = program.placement
-        if type(place) is not SingleDevicePlacement or place.group is not None or leaves is not None:
-            self.fail("its program runs on several devices", "use torch_xla.compile without replay=True")
-            return
-        described = self.snapshot.describe(run.graph, self.tensors, self.result_tensors)
-        checked = value_errors.locate_ops(run, program.checked)
-        lines = [source_info.origin_from_id(number) for number in described["origins"]]
-        origins = [origin.line if origin is not None else None for origin in lines]
-        graph = run.graph
-        sources = [self._source(i, places, graph) for i, places in enumerate(described["leaves"])]
-        targets = [self._target(places) for places in described["targets"]]
-        for place in described["assigned"]:
-            self.fail(
-                f"it assigns a value that it does not compute to {self._describe(place)}",
-                "copy the value with clone()",
-                lasting=False,
-            )
-        if any(described["ints"][i] != described["ints"][described["seeds"][0]] for i in described["seeds"]):
-            self.fail(
-                "it draws random numbers of a torch.Generator, or the random number state wraps around",
-                "draw from the default generator of the device",
-                lasting=False,
-            )
-        self.observation = Observation(graph.key, described, program, checked, origins)
-        if self.problem is None:
-            self.observation.native = recorder.bindings().ReplayProgram(
-                graph=graph,
-                executable=program.executable,
-                sources=sources,
-                targets=targets,
-                cleared=list(described["cleared"]),
-                watched=described["watched"],
-                arguments=self.tensors,
-                seeds=described["seeds"],
-                draws=self.draws,
-            )
-            self.observation.summary = {
-                "key": graph.key,
-                "node_count": graph.node_count,
-                "leaf_shapes": graph.leaf_shapes,
-                "root_count": graph.root_count,
-                "sources": [_identify(place) for place in sources],
-                "targets": [[_identify(place) for place in places] for places in targets],
-                "cleared": [id(tensor) for tensor in described["cleared"]],
-            }
-            arrays = graph.inputs()
-            self.observation.leaf_arrays = [
-                np.array(arrays[i]) if place[0] == "constant" else None for i, place in enumerate(sources)
-            ]
-
-    def _source(self, position: int, places: list[Any], graph: Any) -> tuple[str, Any]:
-        if not places:
-            array = graph.inputs()[position]
-            # One element is a number of Python, which is guarded; more may come from memory that has no version.
-            if position in graph.donated or array.size != 1:
-                self.fail("it moves a tensor from the CPU to the device", "move it before the call, and pass it")
-            return "constant", array
-        if len(places) > 1:
-            self.fail("two of its tensors have one value", "make one of them with clone()", lasting=False)
-        kind, where = places[0]
-        if kind == "unknown":
-            self.fail(
-                f"it reads a tensor of shape {tuple(where)} that is not reachable from its arguments, closure, "
-                "globals or modules",
-                "pass the tensor as an argument",
-            )
-        return kind, where
-
-    def _target(self, places: list[Any]) -> list[Any]:
-        if not places:
-            self.fail("it writes to a tensor of which only views are left", "keep the tensor itself", lasting=False)
-        for kind, where in places:
-            if kind == "new":
-                self.fail(
-                    f"it keeps a new tensor of shape {tuple(where)} that it does not return",
-                    "return the tensor, or copy it into an existing one with copy_()",
-                    lasting=False,
-                )
-            elif kind == "unknown":
-                self.fail(
-                    f"it writes to a tensor of shape {tuple(where)} that is not reachable from its arguments, "
-                    "closure, globals or modules",
-                    "pass the tensor as an argument",
-                )
-        return places
-
-    def _describe(self, place: tuple[str, Any]) -> str:
-        kind, where = place
-        found = self.walk.tensors.get(id(where))
-        if found is None:
-            return f"{kind} {where}"
-        return found[1] if kind == "tensor" else f"the gradient of {found[1]}"
-
-
-def _identify(place: tuple[str, Any]) -> tuple[str, Hashable]:
-    kind, where = place
-    if kind == "constant":
-        return kind, (where.shape, str(where.dtype))
-    return kind, where if isinstance(where, int) else id(where)
-
-
-def _host_random_states() -> dict[str, Any]:
-    found: dict[str, Any] = {"random": random.getstate(), "torch on the CPU": torch.get_rng_state()}
-    if "numpy.random" in sys.modules:
-        found["numpy"] = np.random.get_state(legacy=False)  # noqa: NPY002
-    return found
-
-
-def _equal_states(a: Any, b: Any) -> bool:
-    if isinstance(a, torch.Tensor):
-        return torch.equal(a, b)
-    if isinstance(a, dict):
-        return all(_equal_states(a[key], b[key]) for key in a)
-    return bool(np.array_equal(a, b)) if isinstance(a, np.ndarray) else bool(a == b)
+        observer = GraphObserver(
+            self.snapshot, self.tensors, self.result_tensors, self.walk.tensors, self.draws, self.fail
+        )
+        self.observation = observer.observe(run, program)
 
 
 @contextmanager

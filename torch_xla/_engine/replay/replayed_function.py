@@ -51,7 +51,8 @@ from torch_xla._engine.diagnostics import metrics, observer, sync_reasons
 from torch_xla._engine.diagnostics.recompilation_tracker import tracker
 from torch_xla._engine.execution import barrier, eager_mode, step_closures, value_errors
 from torch_xla._engine.execution.compile_region import CompileContext
-from torch_xla._engine.replay.recording import Problem, Recording
+from torch_xla._engine.replay.problem import Problem
+from torch_xla._engine.replay.recording import Recording
 from torch_xla._engine.replay.replayed_step import RecordingsDiffer, ReplayedStep, ambient_state
 
 _MOST_STEPS = 8
@@ -150,7 +151,7 @@ class ReplayedFunction:
         with self._context:
             recording.prepare()
             region = self._context.innermost_region()
-            region.on_launch = lambda run, program, placed: self._observe(recording, region, run, program, placed)
+            region.on_launch = lambda run, program, _: self._observe(recording, region, run, program)
             result = recording.run()
             if region.early_run is not None:
                 recording.problem = Problem(
@@ -163,9 +164,9 @@ class ReplayedFunction:
         return result
 
     @staticmethod
-    def _observe(recording: Recording, region: eager_mode.OpenRegion, run: Any, program: Any, placed: Any) -> None:
+    def _observe(recording: Recording, region: eager_mode.OpenRegion, run: Any, program: Any) -> None:
         if region.ended:
-            recording.observe(run, program, placed)
+            recording.observe(run, program)
 
     def _learn(self, recording: Recording, ambient: Any) -> None:
         """Compare a recording with earlier ones: make a step of it, or stop recording."""

@@ -28,7 +28,9 @@ from torch_xla._engine.recorder import module_scopes
 from torch_xla._engine.replay import number_inputs
 from torch_xla._engine.replay.number_inputs import NumberInputs
 from torch_xla._engine.replay.object_guards import is_plain
-from torch_xla._engine.replay.recording import Observation, Problem, Recording
+from torch_xla._engine.replay.observation import Observation
+from torch_xla._engine.replay.problem import Problem
+from torch_xla._engine.replay.recording import Recording
 from torch_xla._engine.replay.traced_number import bits
 
 _AMBIENT = (

@@ -26,9 +26,15 @@ bool is_equal(PyObject* found, PyObject* expected) {
   return equal == 1;
 }
 
-bool has_size(PyObject* container, PyObject* expected) {
+Py_ssize_t size_of(PyObject* container) {
+  if (PyDict_Check(container)) {
+    return PyDict_GET_SIZE(container);
+  }
   const Py_ssize_t size = PyObject_Size(container);
-  return size == PyLong_AsSsize_t(expected);
+  if (size < 0) {
+    PyErr_Clear();
+  }
+  return size;
 }
 
 bool has_attribute(PyObject* object, PyObject* name, PyObject* expected) {
@@ -42,52 +48,111 @@ bool has_attribute(PyObject* object, PyObject* name, PyObject* expected) {
   return equal;
 }
 
-bool holds(char kind, PyObject* container, PyObject* key, PyObject* expected) {
-  PyObject* found = nullptr;  // borrowed
-  switch (kind) {
-    case 'i':
-    case 'e':
-      found = PyDict_GetItemWithError(container, key);
-      if (found == nullptr) {
-        PyErr_Clear();
-        return false;
-      }
-      return kind == 'i' ? found == expected : is_equal(found, expected);
-    case 'I':
-    case 'E': {
-      const Py_ssize_t position = PyLong_AsSsize_t(key);
-      if (position >= PyList_GET_SIZE(container)) {
-        return false;
-      }
-      found = PyList_GET_ITEM(container, position);
-      return kind == 'I' ? found == expected : is_equal(found, expected);
-    }
-    case 'n':
-      return has_size(container, expected);
-    case 'c':
-    case 'C':
-      found = PyCell_GET(container);
-      return found != nullptr && (kind == 'c' ? found == expected : is_equal(found, expected));
-    default:
-      return has_attribute(container, key, expected);
+// Returns a borrowed reference; null if there is no such item.
+PyObject* dict_item(PyObject* dict, PyObject* key) {
+  PyObject* found = PyDict_GetItemWithError(dict, key);
+  if (found == nullptr) {
+    PyErr_Clear();
   }
+  return found;
+}
+
+PyObject* list_item(PyObject* list, Py_ssize_t position) {
+  return position < PyList_GET_SIZE(list) ? PyList_GET_ITEM(list, position) : nullptr;
 }
 
 }  // namespace
 
+GuardTable::GuardTable(const std::string& kinds, const py::list& containers, const py::list& keys,
+                       const py::list& expected) {
+  guards_.reserve(kinds.size());
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    const auto at = static_cast<Py_ssize_t>(i);
+    Guard guard{PyList_GET_ITEM(containers.ptr(), at),
+                PyList_GET_ITEM(keys.ptr(), at),
+                PyList_GET_ITEM(expected.ptr(), at),
+                0,
+                kinds[i],
+                false};
+    if (guard.kind == 'n' || guard.kind == 'I' || guard.kind == 'E') {
+      guard.number = PyLong_AsSsize_t(guard.kind == 'n' ? guard.expected : guard.key);
+    }
+    guards_.push_back(guard);
+  }
+  for (size_t i = 0; i < guards_.size(); ++i) {
+    guards_[i].is_walked = lists_all_items(i);
+  }
+}
+
+bool GuardTable::lists_all_items(size_t at) const {
+  const Guard& size = guards_[at];
+  if (size.kind != 'n' || !PyDict_Check(size.container) || size.number != PyDict_GET_SIZE(size.container) ||
+      at + static_cast<size_t>(size.number) >= guards_.size()) {
+    return false;
+  }
+  const Guard* item = &size;
+  PyObject *key = nullptr, *value = nullptr;
+  for (Py_ssize_t position = 0; PyDict_Next(size.container, &position, &key, &value) != 0;) {
+    ++item;
+    if (item->container != size.container || item->key != key || (item->kind != 'i' && item->kind != 'e')) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// In the order of the items, no key is hashed: the hash of a tensor is a call of Python.
+bool GuardTable::holds_items(const Guard* size) {
+  const Guard* item = size;
+  const Guard* last = size + size->number;
+  PyObject *key = nullptr, *value = nullptr;
+  for (Py_ssize_t position = 0; PyDict_Next(size->container, &position, &key, &value) != 0;) {
+    if (item == last || (++item)->key != key ||
+        !(value == item->expected || (item->kind == 'e' && is_equal(value, item->expected)))) {
+      return false;
+    }
+  }
+  return item == last;
+}
+
+bool GuardTable::holds(const Guard& guard) {
+  PyObject* found = nullptr;  // borrowed
+  switch (guard.kind) {
+    case 'n':
+      return size_of(guard.container) == guard.number;
+    case 'a':
+      return has_attribute(guard.container, guard.key, guard.expected);
+    case 'c':
+    case 'C':
+      found = PyCell_GET(guard.container);
+      break;
+    case 'I':
+    case 'E':
+      found = list_item(guard.container, guard.number);
+      break;
+    default:
+      found = dict_item(guard.container, guard.key);
+  }
+  const bool by_value = guard.kind == 'e' || guard.kind == 'E' || guard.kind == 'C';
+  return found != nullptr && (found == guard.expected || (by_value && is_equal(found, guard.expected)));
+}
+
+int64_t GuardTable::failed() const {
+  for (size_t i = 0; i < guards_.size(); ++i) {
+    if (guards_[i].is_walked && holds_items(&guards_[i])) {
+      i += static_cast<size_t>(guards_[i].number);
+    } else if (!holds(guards_[i])) {
+      return static_cast<int64_t>(i);
+    }
+  }
+  return -1;
+}
+
 void bind_object_guards(py::module_& m) {
-  m.def("failed_guard",
-        [](const std::string& kinds, const py::list& containers, const py::list& keys,
-           const py::list& expected) -> int64_t {
-          for (size_t i = 0; i < kinds.size() && i < containers.size(); ++i) {
-            const auto at = static_cast<Py_ssize_t>(i);
-            if (!holds(kinds[i], PyList_GET_ITEM(containers.ptr(), at), PyList_GET_ITEM(keys.ptr(), at),
-                       PyList_GET_ITEM(expected.ptr(), at))) {
-              return static_cast<int64_t>(i);
-            }
-          }
-          return -1;
-        });
+  py::class_<GuardTable>(m, "GuardTable")
+      .def(py::init<const std::string&, const py::list&, const py::list&, const py::list&>(), py::kw_only(),
+           py::arg("kinds"), py::arg("containers"), py::arg("keys"), py::arg("expected"))
+      .def("failed", &GuardTable::failed);
 }
 
 }  // namespace torch_xla

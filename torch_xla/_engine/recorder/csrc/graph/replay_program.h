@@ -1,6 +1,6 @@
 // A recorded step that is launched without recording it again.
 //
-// Owned by its Python object (execution/replay_program.py), immutable except for the count that it adds to CPU tensors.
+// Owned by its Python object (replay/replayed_step.py), immutable except for the count that it adds to CPU tensors.
 // It owns references to the tensors that the step reads and writes: their values are looked up at each launch, so a
 // checkpoint that was loaded in between is read. Gradients are looked up from their parameters, arguments are passed.
 //
@@ -8,6 +8,9 @@
 //  launch()  -> the results, with all tensors assigned; or, as text, why the launch is not possible: nothing is changed
 //
 // As in graph/launch.h, no Python bytecode runs between the start of the program and the last assignment.
+//
+// A tensor that the program reads and overwrites retains its Node and Buffer, which get the new array: for several
+// hundred small parameters, allocating others takes as long as starting the program.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -17,23 +20,22 @@
 #include <unordered_set>
 #include <vector>
 
+#include "graph/host_counts.h"
 #include "graph/launch.h"
+#include "tensor/xla_tensor.h"
 
 namespace torch_xla {
 
 class ReplayProgram {
  public:
   // `sources` and `targets`: one place per leaf, and a list of places per root, as StateSnapshot::describe returns
-  // them; a source ("constant", array) is passed as it is. `watched`: (tensor, whether it has a gradient).
-  ReplayProgram(const Graph& graph, pybind11::object executable, const pybind11::list& sources,
+  // them; a source ("constant", array) is passed as it is. `watched`: (tensor, whether it has a gradient). `place`:
+  // list of arrays -> list of arrays, placed as the program requires; None if it takes them as they are.
+  ReplayProgram(const Graph& graph, pybind11::object executable, pybind11::object place, const pybind11::list& sources,
                 const pybind11::list& targets, std::vector<at::Tensor> cleared, const pybind11::list& watched,
                 std::vector<at::Tensor> arguments, std::vector<size_t> seeds, uint32_t draws);
 
-  // Sets the CPU scalars that the step counts up, and by how much.
-  void set_counts(std::vector<at::Tensor> tensors, std::vector<double> steps, std::vector<uint32_t> groups);
-  // Returns the common value of each group of CPU scalars; nullopt if they differ.
-  std::optional<std::vector<double>> group_values() const;
-
+  HostCounts& counts() { return counts_; }
   std::optional<std::string> check(const std::vector<at::Tensor>& arguments) const;
   pybind11::object launch(const std::vector<at::Tensor>& arguments,
                           const std::vector<std::pair<size_t, double>>& numbers);
@@ -58,36 +60,42 @@ class ReplayProgram {
     bool has_gradient;
     bool has_hooks;
   };
+  struct Target {
+    std::vector<Place> places;
+    OutputSpecPtr spec;
+    std::optional<size_t> overwrites;  // the donated source that is the only place, too
+  };
   struct ArgumentSpec {
     at::ScalarType dtype;
     std::vector<int64_t> sizes;
     uint64_t layout;
     bool is_bound;
   };
-  struct Count {
-    at::Tensor tensor;
-    double step;
-    uint32_t group;
-  };
+  // The state of one launch.
+  struct Launch;
 
   static Place parse_place(const pybind11::handle& described);
-  std::optional<std::string> gather(const std::vector<at::Tensor>& arguments, std::vector<NodePtr>& values) const;
-  std::optional<std::string> check_targets(const std::vector<at::Tensor>& arguments) const;
-  void assign(const std::vector<at::Tensor>& arguments, const pybind11::sequence& arrays,
-              std::vector<at::Tensor>& results, uint32_t provenance);
-  void assign_place(const Place& place, const NodePtr& value, const std::vector<at::Tensor>& arguments,
-                    std::vector<at::Tensor>& results);
-  void add_counts();
+  static const at::Tensor& tensor_at(const Place& place, const std::vector<at::Tensor>& arguments);
+  void add_sources(const Graph& graph, const pybind11::list& sources);
+  void add_targets(const Graph& graph, const pybind11::list& targets);
+  void mark_overwritten();
+  std::optional<std::string> check_argument(const std::vector<at::Tensor>& arguments, size_t i) const;
+  std::optional<std::string> gather(Launch& launch) const;
+  std::optional<std::string> gather_source(Launch& launch, size_t i, uint64_t epoch) const;
+  std::optional<std::string> check_targets(const Launch& launch) const;
+  pybind11::list arrays_of(const Launch& launch) const;
+  void assign(Launch& launch, const pybind11::list& arrays) const;
+  void assign_place(const Place& place, const NodePtr& value, Launch& launch) const;
 
   int8_t device_;
   pybind11::object executable_;
+  pybind11::object place_;
   std::vector<Source> sources_;
-  std::vector<std::vector<Place>> targets_;
-  std::vector<OutputSpecPtr> root_specs_;
+  std::vector<Target> targets_;
   std::vector<at::Tensor> cleared_;
   std::vector<Watched> watched_;
   std::vector<ArgumentSpec> arguments_;
-  std::vector<Count> counts_;
+  HostCounts counts_;
   std::vector<double> floats_;
   std::vector<int64_t> ints_;
   std::vector<size_t> seeds_;

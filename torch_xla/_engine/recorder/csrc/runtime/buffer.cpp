@@ -52,6 +52,13 @@ Buffer::~Buffer() {
   release_reference(array);
 }
 
+void Buffer::renew(PyObject* array_, uint32_t provenance_) {
+  PyObject* before = array;
+  array = array_;
+  provenance = provenance_;
+  release_reference(before);
+}
+
 void drain_parked_buffers() {
   std::vector<PyObject*> arrays;
   {

@@ -17,10 +17,13 @@ struct Buffer final : c10::intrusive_ptr_target {
   Buffer(_object* array, int8_t device, int64_t bytes, uint32_t provenance, uint32_t sharding);  // steals the reference
   ~Buffer() override;
   void donate();  // a result takes over its memory: no longer counted
-  _object* const array;
+  // Replaces the array by the result that took over its memory; steals the reference. GIL held; nothing else refers to
+  // the Buffer.
+  void renew(_object* array, uint32_t provenance);
+  _object* array;
   const int64_t bytes;
-  const uint32_t provenance;  // see runtime/memory_stats.h
-  const uint32_t sharding;    // see ir/sharding.h
+  uint32_t provenance;      // see runtime/memory_stats.h
+  const uint32_t sharding;  // see ir/sharding.h
   const int8_t device;
 
  private:

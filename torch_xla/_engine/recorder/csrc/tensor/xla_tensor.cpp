@@ -140,10 +140,9 @@ uint64_t XlaTensor::memory() const {
   return memory_locked();
 }
 
-bool XlaTensor::owns_alone(const NodePtr& node) const {
-  std::lock_guard<SpinLock> lock(device_state(index_).mutex);
+bool XlaTensor::owns_alone_locked(const NodePtr& node) const {
   const size_t own = (node_ == node) + (alias_ && alias_->value == node);
-  return !view_ && !view_op_pending_ && own > 0 && node.use_count() == own + 1 && node->buffer &&
+  return !view_ && !view_op_pending_ && own > 0 && node.use_count() == own && node->buffer &&
          node->buffer.use_count() == 1;
 }
 

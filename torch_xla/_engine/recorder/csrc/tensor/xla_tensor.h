@@ -109,9 +109,11 @@ class XlaTensor final : public c10::TensorImpl {
   const NodePtr& base_value_locked() const { return alias_ ? alias_->value : node_; }
   // Returns memory_locked(), with the device mutex not held.
   uint64_t memory() const;
-  // Returns whether only this tensor, its memory and the reference of the caller refer to its value `node`, so that
-  // a program may overwrite it.
-  bool owns_alone(const NodePtr& node) const;
+  // Returns whether only this tensor and its memory refer to its value `node`, so that a program may overwrite it. The
+  // device mutex is held.
+  bool owns_alone_locked(const NodePtr& node) const;
+  // Returns whether it has or had a view or another tensor with its memory; the device mutex is held.
+  bool has_alias_locked() const { return static_cast<bool>(alias_); }
   // Returns a number that identifies this tensor among all that the device ever had.
   uint64_t serial() const { return serial_; }
   // Returns the view chain; empty for a tensor that is not a view.

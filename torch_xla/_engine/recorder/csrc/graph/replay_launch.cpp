@@ -1,0 +1,194 @@
+// ReplayProgram::launch: collects the values, starts the program, assigns its results.
+#include <pybind11/stl.h>
+
+#include <mutex>
+
+#include "compat/torch_internal.h"
+#include "graph/post_order.h"
+#include "graph/replay_program.h"
+#include "ir/rng_state.h"
+#include "ir/source_location.h"
+#include "runtime/device.h"
+#include "runtime/memory_stats.h"
+#include "runtime/python_hooks.h"
+#include "support/counters.h"
+
+namespace py = pybind11;
+namespace torch_xla {
+
+struct ReplayProgram::Launch {
+  const std::vector<at::Tensor>& arguments;
+  std::vector<NodePtr> values;  // of each source; null for a constant
+  std::vector<char> is_owned;   // of each source: only its tensor refers to the value, and no weak reference does
+  std::vector<at::Tensor> results;
+  uint32_t provenance = 0;
+};
+
+// The device's mutex is held.
+std::optional<std::string> ReplayProgram::gather_source(Launch& launch, size_t i, uint64_t epoch) const {
+  const Source& source = sources_[i];
+  const at::Tensor& t = tensor_at(source.place, launch.arguments);
+  const XlaTensor* x = maybe_xla(t);
+  if (x == nullptr || x->device_index() != device_) {
+    return "a tensor that is no longer on the device";
+  }
+  if (x->is_view()) {
+    return "a tensor that is a view";
+  }
+  const NodePtr& value = x->base_value_locked();
+  if (value->pending() || !value->buffer) {
+    return "a tensor that could not be computed";
+  }
+  if (layout_hash(*value) != source.layout) {
+    return "the shape, dtype or sharding of a tensor";
+  }
+  if (value->epoch == epoch) {
+    return "two tensors that share one value";
+  }
+  value->epoch = epoch;
+  if (source.dies && t.use_count() != 1) {
+    return "a gradient that is still used elsewhere";
+  }
+  if (source.donated && !x->owns_alone_locked(value)) {
+    return "a tensor whose value another tensor shares, such as one that state_dict() returned";
+  }
+  launch.is_owned[i] = static_cast<char>(source.donated && !x->has_alias_locked() && value.weak_use_count() == 1);
+  launch.values[i] = value;
+  return std::nullopt;
+}
+
+std::optional<std::string> ReplayProgram::gather(Launch& launch) const {
+  launch.values.resize(sources_.size());
+  launch.is_owned.resize(sources_.size());
+  const uint64_t epoch = new_epoch();
+  std::lock_guard<SpinLock> lock(device_state(device_).mutex);
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    if (sources_[i].place.kind != Kind::kConstant) {
+      if (auto reason = gather_source(launch, i, epoch)) {
+        return reason;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<std::string> ReplayProgram::check_targets(const Launch& launch) const {
+  for (const Target& target : targets_) {
+    if (target.overwrites) {
+      continue;  // compared as a source
+    }
+    for (const Place& place : target.places) {
+      if (place.kind == Kind::kResult || place.kind == Kind::kNewGradient) {
+        continue;
+      }
+      const at::Tensor& t = tensor_at(place, launch.arguments);
+      const XlaTensor* x = maybe_xla(t);
+      const Shape& shape = target.spec->outs[0];
+      if (x == nullptr || x->is_view() || x->device_index() != device_ || t.scalar_type() != shape.dtype ||
+          t.sizes() != at::IntArrayRef(shape.sizes)) {
+        return "the device, shape or dtype of a tensor that is written to";
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+py::list ReplayProgram::arrays_of(const Launch& launch) const {
+  py::list arrays(sources_.size());
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    PyObject* array = launch.values[i] ? launch.values[i]->buffer->array : sources_[i].array.ptr();
+    Py_INCREF(array);
+    PyList_SET_ITEM(arrays.ptr(), static_cast<Py_ssize_t>(i), array);
+  }
+  return place_.is_none() ? arrays : py::list(place_(arrays));
+}
+
+py::object ReplayProgram::launch(const std::vector<at::Tensor>& arguments,
+                                 const std::vector<std::pair<size_t, double>>& numbers) {
+  const auto& executable = executable_.cast<const Executable&>();
+  if (!have_one_seed(device_, draws_)) {
+    return py::str("the random number state, which wraps around in this step");
+  }
+  Launch launch{arguments, {}, {}, std::vector<at::Tensor>(results_)};
+  if (auto reason = gather(launch)) {
+    return py::str(*reason);
+  }
+  if (auto reason = check_targets(launch)) {
+    return py::str(*reason);
+  }
+  for (const auto& [position, number] : numbers) {
+    floats_[position] = number;
+  }
+  const auto seed = static_cast<int64_t>(get_seed(device_));
+  for (const size_t position : seeds_) {
+    ints_[position] = seed;
+  }
+  py::list inputs;
+  append_number_arrays(inputs, executable, floats_, ints_);
+  inputs.attr("extend")(arrays_of(launch));
+  launch.provenance = take_provenance();
+  const py::tuple started = start(executable, inputs);
+  // From here on nothing may throw: the donated values are gone.
+  inputs = py::list();
+  static Counter* executions = counter("ExecuteComputation");
+  executions->add();
+  add_workspace_peak(device_, executable.extra);
+  assign(launch, started[0]);
+  counts_.add_steps();
+  skip_draws(device_, draws_);
+  return py::make_tuple(launch.results, started[0], started[1]);
+}
+
+void ReplayProgram::assign(Launch& launch, const py::list& arrays) const {
+  const auto& executable = executable_.cast<const Executable&>();
+  std::vector<char> is_renewed(sources_.size());
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    const Target& target = targets_[i];
+    if (target.overwrites && launch.is_owned[*target.overwrites] &&
+        launch.values[*target.overwrites]->buffer->bytes == executable.sizes[i]) {
+      is_renewed[*target.overwrites] = 1;
+    }
+  }
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    if (sources_[i].donated && !is_renewed[i]) {
+      launch.values[i]->buffer->donate();
+      launch.values[i].reset();
+    }
+  }
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    const Target& target = targets_[i];
+    PyObject* array = PyList_GET_ITEM(arrays.ptr(), static_cast<Py_ssize_t>(i));
+    if (target.overwrites && is_renewed[*target.overwrites]) {
+      Node& node = *launch.values[*target.overwrites];
+      Py_INCREF(array);
+      node.buffer->renew(array, launch.provenance);
+      node.origin = current_origin();
+      tensor_at(target.places[0], launch.arguments).unsafeGetTensorImpl()->bump_version();
+      continue;
+    }
+    const uint32_t sharding = executable.shardings.empty() ? 0 : executable.shardings[i];
+    BufferPtr buffer = make_buffer(py::reinterpret_borrow<py::object>(array), device_, executable.sizes[i],
+                                   launch.provenance, sharding);
+    const NodePtr value = make_leaf(std::move(buffer), target.spec, device_);
+    for (const Place& place : target.places) {
+      assign_place(place, value, launch);
+    }
+  }
+  for (const at::Tensor& t : cleared_) {
+    t.mutable_grad() = at::Tensor();
+  }
+}
+
+void ReplayProgram::assign_place(const Place& place, const NodePtr& value, Launch& launch) const {
+  if (place.kind == Kind::kNewGradient) {
+    place.tensor.mutable_grad() = make_tensor(value);
+  } else if (place.kind == Kind::kResult) {
+    launch.results[place.index] = make_tensor(value);
+  } else {
+    const at::Tensor& t = tensor_at(place, launch.arguments);
+    maybe_xla(t)->write(value);
+    t.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+}  // namespace torch_xla
