@@ -271,6 +271,22 @@ def test_arguments_are_updated_in_place() -> None:
     assert counts()[0] == 4
 
 
+def test_decorated_functions() -> None:
+    """What a decorator of a library wraps is reached."""
+    state = [torch.zeros(2, device="xla")]
+
+    @torch_xla.compile(replay=True)
+    @torch.no_grad()
+    def step(x: torch.Tensor) -> torch.Tensor:
+        state[0].add_(x)
+        return state[0].sum()
+
+    found = [step(torch.ones(2, device="xla")).item() for _ in range(5)]
+    state[0] = torch.zeros(2, device="xla")
+    assert [*found, step(torch.ones(2, device="xla")).item()] == [2, 4, 6, 8, 10, 2]
+    assert counts() == (3, 3, 1, 0)
+
+
 def test_closures_added_between_calls_run() -> None:
     """A closure that is queued before a replay runs after it."""
     seen: list[float] = []
@@ -280,6 +296,57 @@ def test_closures_added_between_calls_run() -> None:
         xm.add_step_closure(lambda value: seen.append(value.item()), args=(y,))
     torch_xla.sync()
     assert seen == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+
+@pytest.mark.parametrize("run_async", [False, True])
+def test_closures_added_inside_run(run_async: bool) -> None:
+    """A closure that the step adds runs after each replay, with the values of that step."""
+    seen: list[tuple[float, float, str]] = []
+    weight = torch.zeros(2, device="xla")
+
+    def report(loss: torch.Tensor, total: torch.Tensor, name: str) -> None:
+        seen.append((loss.item(), sum(total.tolist()), name))
+
+    @torch_xla.compile(replay=True)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        weight.add_(x)
+        xm.add_step_closure(report, args=(x.sum(), weight, "a"), run_async=run_async)
+        return weight.sum()
+
+    for i in range(6):
+        assert step(torch.full((2,), float(i), device="xla")).item() == i * (i + 1)
+    torch_xla.sync(wait=True)
+    assert seen == [(2.0 * i, float(i * (i + 1)), "a") for i in range(6)]
+    assert counts() == (4, 2, 0, 0)
+
+
+@pytest.mark.parametrize("move", [lambda x: x.to("xla"), lambda x: x.to("xla", torch.float16).float()])
+def test_batches_on_the_cpu(move: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """The step moves its batch itself: each call uploads the current values."""
+    model = make_model()
+
+    @torch_xla.compile(replay=True)
+    def evaluate(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        assert batch["x"].shape == (5, 6)
+        return model(move(batch["x"])).sum(1) + batch["y"].to(device="xla", non_blocking=True)
+
+    model.eval()
+    x, y = torch.ones(5, 6), torch.arange(5)
+    for i in range(8):
+        x += i
+        expected = model(move(x)).sum(1) + y.to("xla")
+        assert torch.equal(evaluate({"x": x, "y": y}).cpu(), expected.detach().cpu())
+    assert counts() == (6, 2, 0, 0)
+    assert evaluate({"x": x.to("xla"), "y": y.to("xla")}).shape == (5,)
+    assert counts() == (6, 3, 1, 0)
+
+
+def test_values_that_are_used_on_the_cpu_are_not_replayed() -> None:
+    """The warning names the line."""
+    step = torch_xla.compile(lambda x: (x * 2).to("xla") + 1, replay=True)
+    with pytest.warns(UserWarning, match="(?s)a tensor on the CPU in mul.*test_replay.py"):
+        found = [step(torch.full((1,), float(i))).item() for i in range(6)]
+    assert found == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
 
 
 def test_an_exception_changes_nothing() -> None:

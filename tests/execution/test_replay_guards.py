@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -271,8 +272,9 @@ def keep(x: torch.Tensor, _: float) -> torch.Tensor:
 
 
 def close(x: torch.Tensor, _: float) -> torch.Tensor:
-    """A step closure."""
-    xm.add_step_closure(lambda: None)
+    """A step closure that holds a tensor of the step."""
+    total = x.sum()
+    xm.add_step_closure(lambda: print(total, end=""))
     return x + 1
 
 
@@ -288,7 +290,10 @@ REJECTED: dict[str, tuple[Callable[[torch.Tensor, float], Any], str]] = {
     "a random number of numpy": (lambda x, _: x + float(np.random.random_sample()), "random numbers of numpy"),  # noqa: NPY002
     "a random number of the CPU": (lambda x, _: x + torch.rand(()).item(), "random numbers of torch on the CPU"),
     "a number without an expression": (math_of_number, "number changes from .*test_replay_guards.py"),
-    "a step closure": (close, "step closure"),
+    "a number that is rounded down": (lambda x, n: x * math.floor(n / 64), "converts a number.*test_replay_guards.py"),
+    "a number that numpy reads": (lambda x, n: x * float(np.asarray(n) // 64), "converts a number"),
+    "a number that becomes a text": (lambda x, n: x * len(f"{n:.0f}"), "converts a number"),
+    "a step closure of a tensor": (close, "step closure|keeps a new tensor"),
     "a tensor of the CPU as a result": (lambda x, _: (x + 1, torch.ones(2)), "returns a tensor on cpu"),
     "an object as a result": (lambda x, _: (x + 1, Holder()), "object of Holder"),
     "a tensor on the CPU that is written": (lambda x, _: (x + 1, HOST.add_(1))[0], "HOST"),

@@ -270,7 +270,40 @@ def surface() -> None:
     assert xm.all_reduce("sum", x).cpu().sum() == 32, "there is one replica"
 
 
-PROGRAMS: list[Callable[[], None]] = [training, tensors, donation, gradients, dtensor, loading, surface]
+def replay() -> None:
+    """A captured step over the mesh trains bit by bit as one that is recorded, and its values stay sharded."""
+    xr.use_spmd()
+    mesh = _mesh(2, 2)
+
+    def train(is_captured: bool) -> list[torch.Tensor]:
+        model = _block().to("xla")
+        xs.mark_sharding(model.linear1.weight, mesh, ("model", None))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+        def step(x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), target)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        compiled = torch_xla.compile(step, replay=is_captured)
+        losses = []
+        for x, target in [*_data(), *_data()]:
+            x, target = x.to("xla"), target.to("xla")
+            xs.mark_sharding(x, mesh, ("data", None, None))
+            losses.append(compiled(x, target))
+        assert _spec(model.linear1.weight) == P("model", None)
+        return [value.detach().cpu() for value in [*losses, *model.parameters()]]
+
+    with counts() as moved:
+        found = train(True)
+    assert (moved["ReplayedSteps"], moved.get("ReplayRejections")) == (5, None)
+    for a, b in zip(found, train(False), strict=True):
+        assert torch.equal(a, b)
+
+
+PROGRAMS: list[Callable[[], None]] = [training, tensors, donation, gradients, dtensor, loading, surface, replay]
 
 
 def job() -> None:

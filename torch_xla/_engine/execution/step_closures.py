@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,23 @@ import torch
 from torch_xla._engine.compat import dynamo
 from torch_xla._engine.execution import background_threads
 
-Closure = Callable[[], Any]
+
+@dataclass(frozen=True, slots=True)
+class StepClosure:
+    """A function to call with arguments when a step has ended."""
+
+    function: Callable[..., Any]
+    args: Sequence[Any]
+    run_async: bool
+
+    def call(self) -> Any:
+        """Call the function."""
+        return self.function(*self.args)
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.queued: dict[int, list[tuple[Closure, bool]]] = {}
+        self.queued: dict[int, list[StepClosure]] = {}
 
 
 _here = _Thread()
@@ -37,7 +49,12 @@ def add_step_closure(device: int, closure: Callable[..., Any], args: Sequence[An
         # The program continues while the closure waits, and may overwrite its arguments.
         leaves, structure = dynamo.tree_flatten(list(args))
         args = dynamo.tree_unflatten([_copy(leaf) for leaf in leaves], structure)
-    _here.queued.setdefault(device, []).append((lambda: closure(*args), run_async))
+    queue_step_closure(device, StepClosure(closure, args, run_async))
+
+
+def queue_step_closure(device: int, closure: StepClosure) -> None:
+    """Queue a closure whose arguments are not copied."""
+    _here.queued.setdefault(device, []).append(closure)
 
 
 def _copy(value: Any) -> Any:
@@ -46,9 +63,9 @@ def _copy(value: Any) -> Any:
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
-def has_queued(device: int) -> bool:
-    """Return whether this thread has queued a closure for the next barrier on the device."""
-    return device in _here.queued
+def queued_closures(device: int) -> list[StepClosure]:
+    """Return what this thread has queued for the next barrier on the device."""
+    return list(_here.queued.get(device, ()))
 
 
 def run_step_closures(device: int) -> None:
@@ -57,9 +74,9 @@ def run_step_closures(device: int) -> None:
     if queued is None:
         return
     errors = []
-    for closure, run_async in queued:
+    for closure in queued:
         try:
-            _background.run(closure) if run_async else closure()
+            _background.run(closure.call) if closure.run_async else closure.call()
         except Exception as error:
             errors.append(error)
     if errors:

@@ -9,6 +9,7 @@ scalar of optimizer state on the CPU, such as the step count. Each number of the
     different            one or more                         an input; all of them must agree at each replay
     different            none                                no replay: the line is named
 
+The numbers 0, 1 and -1 are part of the graph. An expression that gives one of them must give it at each replay.
 Step counts that were equal in both recordings are read as one number, and must stay equal.
 """
 
@@ -49,8 +50,16 @@ class NumberInputs:
                     return None
                 found.append((position, first))
             return found
-        except (ArithmeticError, TypeError):  # the step would raise it as well, at its line
+        except (ArithmeticError, TypeError, ValueError):  # the step would raise it as well, at its line
             return None
+
+
+class Converted(Exception):
+    """A number that changes is converted in a way that no expression describes. ``line``: where."""
+
+    def __init__(self, line: str) -> None:
+        super().__init__(line)
+        self.line = line
 
 
 class Unexplained(Exception):
@@ -68,7 +77,7 @@ def find_inputs(
     merged: Mapping[Hashable, Hashable],
     always: frozenset[Hashable],
 ) -> NumberInputs:
-    """Compare the floats of two recordings. Raises Unexplained.
+    """Compare the floats of two recordings. Raises Unexplained or Converted.
 
     Args:
       merged: source -> the source that is read for it; the sources that are read on their own may be missing.
@@ -77,6 +86,9 @@ def find_inputs(
     before, now = traces
     changed = {s for s in now.sources if bits(now.sources[s]) != bits(before.sources.get(s, float("nan")))}
     varying_sources = changed | always
+    for expression, line in now.conversions.items():
+        if sources_of(expression) & varying_sources:
+            raise Converted(line)
 
     def code_in(trace: NumberTrace, names: dict[Hashable, int] | None) -> Callable[[Hashable], str]:
         def code(source: Hashable) -> str:
@@ -104,7 +116,7 @@ def find_inputs(
     names: dict[Hashable, int] = {}
     code = code_in(now, names)
     numbers = ["(" + "".join(f"{text}, " for text in _distinct(candidates, code)) + ")" for candidates in chosen]
-    conditions = _conditions(now, varying_sources, code)
+    conditions = [*_conditions(now, varying_sources, code), *_baked_conditions(now, varying_sources, code)]
     return NumberInputs(
         tuple(names),
         tuple(positions),
@@ -115,6 +127,21 @@ def find_inputs(
 
 def _distinct(candidates: Sequence[Expression], code: Callable[[Hashable], str]) -> list[str]:
     return list(dict.fromkeys(render(expression, code) for expression in candidates))
+
+
+#: Numbers that are part of a graph, rather than inputs of its program.
+_BAKED = (0.0, -0.0, 1.0, -1.0)
+
+
+def _baked_conditions(
+    trace: NumberTrace, varying: set[Hashable] | frozenset[Hashable], code: Callable[[Hashable], str]
+) -> list[str]:
+    found: dict[str, None] = {}
+    for value in _BAKED:
+        for expression in trace.expressions.get(bits(value), ()):
+            if sources_of(expression) & varying:
+                found[f"({render(expression, code)} == {value!r})"] = None
+    return list(found)
 
 
 def _conditions(

@@ -11,6 +11,7 @@ recorder compares the flat lists in C++ (csrc/graph/object_guards.h).
     nn.Module, Optimizer, LRScheduler          __dict__                           yes
     object of a class in the user's files      __dict__, attributes of the class  yes, and its methods
     function of the user's files               cells, globals that it names       yes
+    other function                             identity                           what it wraps
     tensor                                     identity, requires_grad, hooks     -
     any other                                  identity                           -
 """
@@ -29,6 +30,7 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import user_frames
+from torch_xla._engine.replay import math_calls
 
 _PLAIN = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format,
@@ -92,14 +94,18 @@ class ObjectGuards:
 
 
 class ObjectWalk:
-    """One walk over what a step can reach. ``guards`` and the lists of tensors are complete after it."""
+    """One walk over what a step can reach. ``guards`` and the lists of tensors are complete after it.
 
-    def __init__(self, roots: Iterable[tuple[str, Any]]) -> None:
+    ``skipped``: functions that are not entered, because a replay calls them.
+    """
+
+    def __init__(self, roots: Iterable[tuple[str, Any]], skipped: Iterable[Any] = ()) -> None:
         self.guards = ObjectGuards()
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}  # on xla, by id
         self.host_tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
-        self._seen: dict[int, Any] = {}
+        self.math_holders: list[math_calls.Holder] = []  # what refers to a function that reads numbers in C
+        self._seen: dict[int, Any] = {id(function): function for function in skipped}
         self._left: deque[tuple[str, Any]] = deque(roots)
         while self._left:
             self._enter(*self._left.popleft())
@@ -133,6 +139,8 @@ class ObjectWalk:
 
     def _hold(self, kind: str, container: Any, key: Any, value: Any, name: str) -> None:
         self.guards.add(kind, container, key, value, name)
+        if math_calls.is_replaced(value):
+            self.math_holders.append((container, key))
         self._left.append((name, value))
 
     def _enter_tensor(self, name: str, value: torch.Tensor) -> None:
@@ -173,6 +181,7 @@ class ObjectWalk:
 
     def _enter_function(self, name: str, value: types.FunctionType) -> None:
         if not user_frames.is_user_file(value.__code__.co_filename):
+            self._left.append((name, getattr(value, "__wrapped__", None)))  # torch.no_grad() and other decorators
             return
         for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
             try:

@@ -11,8 +11,9 @@ ones when the step returns or raises. It is owned by the ReplayedFunction that c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,29 +23,31 @@ import torch
 from torch_xla._engine import recorder
 from torch_xla._engine.compilation.compile_graph import CompiledProgram
 from torch_xla._engine.execution import step_closures
+from torch_xla._engine.execution.step_closures import StepClosure
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.recorder import source_info
 from torch_xla._engine.replay.host_reads import HostScalar, ScalarReads, equal_states, host_random_states, is_countable
+from torch_xla._engine.replay.math_calls import traced_calls
 from torch_xla._engine.replay.object_guards import ObjectWalk, TooManyObjects, is_plain
 from torch_xla._engine.replay.observation import GraphObserver, Observation
 from torch_xla._engine.replay.problem import Problem
+from torch_xla._engine.replay.step_arguments import HostArguments, StepArguments
 from torch_xla._engine.replay.traced_number import NumberTrace, TracedNumber
 
 
 class Recording:
-    """One recorded call. ``leaves``: the flattened arguments."""
+    """One recorded call."""
 
     def __init__(
         self,
         function: Callable[..., Any],
         name: str,
-        leaves: Sequence[Any],
-        structure: Any,
+        arguments: StepArguments,
         device: int,
-        originals: Sequence[Any],
     ) -> None:
-        self.name, self.leaves, self.structure, self.device = name, list(leaves), structure, device
-        self.originals = originals  # the arguments, of which ``leaves`` has a copy of each view
+        self.name, self.device, self.key = name, device, arguments.key
+        self.arguments: StepArguments | None = arguments
+        self.leaves: list[Any] = []
         self.problem: Problem | None = None
         self.observation: Observation | None = None
         self.trace = NumberTrace()
@@ -60,13 +63,15 @@ class Recording:
         self.scalars: dict[int, HostScalar] = {}
         self.counts: list[tuple[HostScalar, float]] = []
         self.draws = 0
+        self.closures: list[StepClosure] = []  # that the step adds
 
     def prepare(self) -> None:
         """List what the step can reach. Nothing is pending on the device."""
-        objects = [leaf for leaf in self.leaves if not is_plain(leaf) and not isinstance(leaf, torch.Tensor)]
-        roots = [(self.name, self._function), *((type(leaf).__name__, leaf) for leaf in objects)]
+        assert self.arguments is not None
+        self.arguments.upload()
+        self.leaves = list(self.arguments.leaves)
         try:
-            self.walk = ObjectWalk(roots)
+            self.walk = ObjectWalk(self._roots())
         except TooManyObjects:
             self.fail("it reaches too many Python objects to check", "pass what it needs as arguments")
             self.walk = ObjectWalk(())
@@ -81,10 +86,16 @@ class Recording:
             self.device, [tensor for tensor, _ in self.walk.tensors.values()]
         )
 
+    def _roots(self) -> list[tuple[str, Any]]:
+        objects = [leaf for leaf in self.leaves if not is_plain(leaf) and not isinstance(leaf, torch.Tensor)]
+        return [(self.name, self._function), *((type(leaf).__name__, leaf) for leaf in objects)]
+
     def _check_arguments(self) -> None:
         for leaf in self.leaves:
             if isinstance(leaf, np.ndarray) or (isinstance(leaf, torch.Tensor) and leaf.device.type != "xla"):
-                self.fail("an argument is an array on the CPU", "pass a tensor on the device")
+                self.fail(
+                    "an argument is an array on the CPU", "pass a tensor, without requires_grad if it is not on xla"
+                )
             elif isinstance(leaf, torch.Tensor) and id(leaf) not in self.walk.tensors:
                 self.tensors.append(leaf)
                 if leaf.requires_grad:
@@ -98,8 +109,11 @@ class Recording:
         """Run the step; return its result with detached tensors. Raises what the step raises."""
         states = host_random_states()
         arguments = self._traced_arguments()
-        with self._traced_groups(), ScalarReads(self.scalars, self.trace) as reads, _captured_lines():
-            args, kwargs = jax.tree_util.tree_unflatten(self.structure, arguments)
+        call, math_calls = self.arguments, traced_calls(self.walk.math_holders)
+        assert call is not None
+        reads, uploads = ScalarReads(self.scalars, self.trace), HostArguments(call)
+        with self._traced_groups(), reads, uploads, _captured_lines(), math_calls:
+            args, kwargs = call.unflatten(arguments)
             result = self._function(*args, **kwargs)
         for library, before in states.items():
             if not equal_states(before, host_random_states()[library]):
@@ -109,6 +123,9 @@ class Recording:
                 )
         for scalar, use in reads.other_uses.items():
             self.fail(f"it uses {scalar}, a tensor on the CPU, in {use}", "move it to the device")
+        if uploads.other_use is not None:
+            cause = f"it uses an argument that is a tensor on the CPU in {uploads.other_use}"
+            self.fail(cause, "move the tensor to the device first, or before the call")
         self._copy_back_views()
         self._compare_host_tensors()
         changed = self.walk.guards.failed()
@@ -119,16 +136,29 @@ class Recording:
                 lasting=False,
             )
         self.draws = recorder.bindings().draws_since_flush(self.device)
-        result = self._finish_results(result)
-        if step_closures.has_queued(self.device):
-            self.fail("it adds a step closure", "call xm.add_step_closure after the call, with its results")
+        self.closures = step_closures.queued_closures(self.device)
+        if self.closures and self.problem is None:
+            functions = [getattr(closure.function, "__func__", closure.function) for closure in self.closures]
+            self.walk.guards = ObjectWalk(self._roots(), functions).guards
+        result, _ = self._finish_results((result, [list(closure.args) for closure in self.closures]))
         return result
 
     def _traced_arguments(self) -> list[Any]:
-        return [
+        assert self.arguments is not None
+        found = [
             self.trace.add_source(("argument", i), leaf) if type(leaf) is float else leaf
             for i, leaf in enumerate(self.leaves)
         ]
+        for i in self.arguments.uploaded:
+            found[i] = self.arguments.originals[i]
+        return found
+
+    def _views(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return (copy, view) of each argument that is a view."""
+        call = self.arguments
+        assert call is not None
+        pairs = enumerate(zip(self.leaves, call.originals, strict=True))
+        return [(leaf, view) for i, (leaf, view) in pairs if leaf is not view and i not in call.uploaded]
 
     @contextmanager
     def _traced_groups(self) -> Iterator[None]:
@@ -151,9 +181,9 @@ class Recording:
 
     def _copy_back_views(self) -> None:
         """Write what the step has written to the copy of a view to the view."""
-        for leaf, original in zip(self.leaves, self.originals, strict=True):
-            if leaf is not original and leaf._version:
-                original.copy_(leaf)
+        for leaf, view in self._views():
+            if leaf._version:
+                view.copy_(leaf)
                 self.fail("it writes to an argument that is a view", "pass the tensor itself, or a clone() of the view")
 
     def _compare_host_tensors(self) -> None:
@@ -170,7 +200,7 @@ class Recording:
         leaves, self.result_structure = jax.tree_util.tree_flatten(result)
         del result
         known = {id(tensor) for tensor in self.tensors} | self.walk.tensors.keys()
-        copies = {id(leaf): original for leaf, original in zip(self.leaves, self.originals, strict=True)}
+        copies = {id(leaf): view for leaf, view in self._views()}
         for i, leaf in enumerate(leaves):
             if copies.get(id(leaf), leaf) is not leaf:
                 leaves[i] = copies[id(leaf)]
@@ -207,8 +237,9 @@ class Recording:
 
     def release_call(self) -> None:
         """Release the arguments, the results and the values of this call, before it is kept for comparison."""
-        self.leaves, self.originals, self.tensors, self.results, self.result_tensors = [], [], [], [], []
-        self.snapshot = None
+        self.leaves, self.tensors, self.results, self.result_tensors = [], [], [], []
+        self.arguments, self.snapshot = None, None
+        self.closures = [replace(closure, args=()) for closure in self.closures]
 
     def observe(self, run: GraphRun, program: CompiledProgram) -> None:
         """Describe the graph of the step, between its collection and its launch."""

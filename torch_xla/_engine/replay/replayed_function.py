@@ -37,9 +37,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import torch
-
 from torch_xla._engine import recorder
 from torch_xla._engine.base import dynamo_hooks, messages
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
@@ -51,9 +48,11 @@ from torch_xla._engine.diagnostics import metrics, observer, sync_reasons
 from torch_xla._engine.diagnostics.recompilation_tracker import tracker
 from torch_xla._engine.execution import barrier, eager_mode, step_closures, value_errors
 from torch_xla._engine.execution.compile_region import CompileContext
+from torch_xla._engine.replay.agreement import RecordingsDiffer
 from torch_xla._engine.replay.problem import Problem
 from torch_xla._engine.replay.recording import Recording
-from torch_xla._engine.replay.replayed_step import RecordingsDiffer, ReplayedStep, ambient_state
+from torch_xla._engine.replay.replayed_step import ReplayedStep, ambient_state
+from torch_xla._engine.replay.step_arguments import StepArguments
 
 _MOST_STEPS = 8
 _MOST_RECORDINGS = 4  # to compare a new one with
@@ -81,17 +80,16 @@ class ReplayedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._rejected or dynamo_hooks.is_tracing() or not self._applies():
             return self._run(args, kwargs)
-        leaves, structure = jax.tree_util.tree_flatten((args, kwargs))
+        arguments = StepArguments(args, kwargs)
         device = recorder.bindings().current_device()
-        originals, leaves = leaves, _whole_tensors(leaves)
         if recorder.bindings().pending_count(device):
             with sync_reasons.sync_reason(sync_reasons.BEFORE_COMPILED):
                 barrier.mark_step()
         ambient, missed = ambient_state(), None
         for i, step in enumerate(self._steps):
-            reason = step.mismatch(leaves, structure, ambient)
+            reason = step.mismatch(arguments, ambient)
             if reason is None:
-                reason, result = self._replay(step, leaves)
+                reason, result = self._replay(step, arguments.leaves)
                 if reason is None:
                     self._in_a_row = self._lasting = 0
                     if i:
@@ -101,7 +99,7 @@ class ReplayedFunction:
         if missed is not None:
             metrics.count("ReplayMisses")
             tracker.note_replay_miss(self._name, missed)
-        return self._record_alone(Recording(self._function, self._name, leaves, structure, device, originals), ambient)
+        return self._record_alone(Recording(self._function, self._name, arguments, device), arguments, ambient)
 
     @staticmethod
     def _applies() -> bool:
@@ -130,14 +128,14 @@ class ReplayedFunction:
             value_errors.raise_ready(step.device)
         return reason, result
 
-    def _record_alone(self, recording: Recording, ambient: Any) -> Any:
+    def _record_alone(self, recording: Recording, arguments: StepArguments, ambient: Any) -> Any:
         """Record the call, unless another thread is recording this function."""
         with self._lock:
             is_free = self._recorder_thread is None
             if is_free:
                 self._recorder_thread = threading.get_ident()
         if not is_free:
-            args, kwargs = jax.tree_util.tree_unflatten(recording.structure, recording.originals)
+            args, kwargs = arguments.unflatten(arguments.originals)
             return self._run(args, kwargs)
         try:
             return self._record(recording, ambient)
@@ -165,7 +163,7 @@ class ReplayedFunction:
 
     @staticmethod
     def _observe(recording: Recording, region: eager_mode.OpenRegion, run: Any, program: Any) -> None:
-        if region.ended:
+        if region.ended and recording.observation is None:  # step closures may launch others
             recording.observe(run, program)
 
     def _learn(self, recording: Recording, ambient: Any) -> None:
@@ -208,14 +206,3 @@ class ReplayedFunction:
         tracker.note_replay_miss(self._name, f"rejected: {problem.cause}")
         headline = f"torch_xla.compile: {self._name} cannot be replayed, and is recorded in each call"
         messages.warn(messages.compose(headline, problem.cause, problem.fix, "replay"))
-
-
-def _whole_tensors(leaves: list[Any]) -> list[Any]:
-    """Return the arguments with a copy of each view: a view has no buffer."""
-    is_view = recorder.bindings().is_view
-    return [
-        leaf.clone()
-        if isinstance(leaf, torch.Tensor) and leaf.device.type == "xla" and not leaf.requires_grad and is_view(leaf)
-        else leaf
-        for leaf in leaves
-    ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -22,15 +22,15 @@ from torch_xla._engine import recorder
 from torch_xla._engine.compat import call_state
 from torch_xla._engine.device import matmul_precision
 from torch_xla._engine.diagnostics import observer, xla_errors
-from torch_xla._engine.execution import value_errors
+from torch_xla._engine.execution import step_closures, value_errors
 from torch_xla._engine.job import replicas
+from torch_xla._engine.parallel import watchdog
 from torch_xla._engine.recorder import module_scopes
-from torch_xla._engine.replay import number_inputs
+from torch_xla._engine.replay.agreement import check_agreement, find_numbers, list_counted, merge_counts
 from torch_xla._engine.replay.number_inputs import NumberInputs
 from torch_xla._engine.replay.object_guards import is_plain
-from torch_xla._engine.replay.observation import Observation
-from torch_xla._engine.replay.problem import Problem
 from torch_xla._engine.replay.recording import Recording
+from torch_xla._engine.replay.step_arguments import StepArguments
 from torch_xla._engine.replay.traced_number import bits
 
 _AMBIENT = (
@@ -66,14 +66,6 @@ def ambient_difference(a: tuple[Hashable, ...], b: tuple[Hashable, ...]) -> str 
     return next((name for name, x, y in zip(_AMBIENT, a, b, strict=True) if x != y), None)
 
 
-class RecordingsDiffer(Exception):
-    """Two recordings are not of the same step. ``problem``: set if no later recording will agree, either."""
-
-    def __init__(self, reason: str, problem: Problem | None = None) -> None:
-        super().__init__(reason)
-        self.problem = problem
-
-
 @dataclass
 class _Graph:
     """What diagnostics ask of a graph, after it is gone."""
@@ -98,17 +90,18 @@ class ReplayedStep:
 
     def __init__(self, old: Recording, new: Recording, ambient: tuple[Hashable, ...]) -> None:
         """Compare two recordings. Raises RecordingsDiffer."""
-        seen = _check_agreement(old, new)
-        self.device, self._ambient, self._structure = new.device, ambient, new.structure
+        seen = check_agreement(old, new)
+        self.device, self._ambient, self._key = new.device, ambient, new.key
         self._native, self._program, self._checked = seen.native, seen.program, seen.checked
         self._graph = _Graph(**{name: seen.summary[name] for name in _Graph.__dataclass_fields__})
         passed = {id(tensor) for tensor in new.tensors}
         self._leaves = [None if id(leaf) in passed else (type(leaf), leaf) for leaf in new.leaves]
         self._passed = [i for i, leaf in enumerate(new.leaves) if id(leaf) in passed]
         self._result_structure, self._results = new.result_structure, new.places
-        self._numbers = _find_numbers(old, new)
+        self._closures = [replace(closure, args=()) for closure in new.closures]
+        self._numbers = find_numbers(old, new)
         self._constants = [
-            (t, t._version) for key, (t, _) in new.walk.host_tensors.items() if key not in _list_counted(new)
+            (t, t._version) for key, (t, _) in new.walk.host_tensors.items() if key not in list_counted(new)
         ]
         groups = [id(group) for _, optimizer in new.walk.optimizers for group in optimizer.param_groups]
         self._groups = {id(group): group for _, optimizer in new.walk.optimizers for group in optimizer.param_groups}
@@ -119,18 +112,20 @@ class ReplayedStep:
         self._set_counts(old, new)
 
     def _set_counts(self, old: Recording, new: Recording) -> None:
-        merged = _merge_counts(old, new)
+        merged = merge_counts(old, new)
         order: dict[Hashable, int] = {}
         numbers = [order.setdefault(merged["scalar", id(scalar.tensor)], len(order)) for scalar, _ in new.counts]
         self._group_of = order
         self._native.set_counts([s.tensor for s, _ in new.counts], [added for _, added in new.counts], numbers)
 
-    def mismatch(self, leaves: Sequence[Any], structure: Any, ambient: tuple[Hashable, ...]) -> str | None:
+    def mismatch(self, arguments: StepArguments, ambient: tuple[Hashable, ...]) -> str | None:
         """Return what differs from the recorded calls, in words; None if the step can be replayed."""
-        if structure != self._structure:
-            return "the structure of the arguments"
+        if arguments.key != self._key:
+            return "the structure of the arguments, or which of them are on the CPU"
         if ambient != self._ambient:
             return ambient_difference(ambient, self._ambient)
+        arguments.upload()
+        leaves = arguments.leaves
         tensors = []
         for i, (leaf, expected) in enumerate(zip(leaves, self._leaves, strict=True)):
             if expected is None:
@@ -160,6 +155,9 @@ class ReplayedStep:
             return "numbers that the step branches on, or step counts that were equal", None
         tensors = [leaves[i] for i in self._passed]
         program, run = self._program, _Run(self._graph, self.device)
+        group = program.placement.group
+        if group is not None:
+            watchdog.on_launch(program.exchanges, group)
         if program.handlers is not None:
             program.handlers.set_thread_count()
         record = observer.begin_execution(run, program.work)  # type: ignore[arg-type]
@@ -176,11 +174,16 @@ class ReplayedStep:
             *arrays, row = arrays
             value_errors.note_launch(run, row, self._checked)  # type: ignore[arg-type]
         record.launched(arrays, token)
+        if group is not None:
+            watchdog.on_launched(arrays, program.sizes.smallest)
         results = [
             made[where] if kind == "result" else tensors[where] if kind == "argument" else where
             for kind, where in self._results
         ]
-        return None, jax.tree_util.tree_unflatten(self._result_structure, results)
+        result, closure_args = jax.tree_util.tree_unflatten(self._result_structure, results)
+        for closure, args in zip(self._closures, closure_args, strict=True):
+            step_closures.queue_step_closure(self.device, replace(closure, args=args))
+        return None, result
 
     def _current_numbers(self, leaves: Sequence[Any]) -> list[tuple[int, float]] | None:
         inputs: NumberInputs = self._numbers
@@ -200,82 +203,3 @@ class ReplayedStep:
                 return None
             values.append(value)
         return inputs.compute(values)
-
-
-def _list_counted(recording: Recording) -> set[int]:
-    return {id(scalar.tensor) for scalar, _ in recording.counts}
-
-
-def _check_agreement(old: Recording, new: Recording) -> Observation:
-    """Return the observation of ``new`` if both recordings are of one step. Raises RecordingsDiffer."""
-    for recording in (new, old):
-        if recording.problem is not None:
-            lasting = recording.problem if recording.problem.lasting else None
-            raise RecordingsDiffer(recording.problem.cause, lasting)
-    a, b = old.observation, new.observation
-    if b is None or a is None:
-        raise RecordingsDiffer(
-            "it runs no program on the current device",
-            Problem("it runs no program on the current device", "use it for steps that compute on the device"),
-        )
-    if old.structure != new.structure:
-        raise RecordingsDiffer("the structure of the arguments changes")
-    if a.summary["key"] != b.summary["key"]:
-        raise RecordingsDiffer("it records another graph in each call")
-    if a.summary != b.summary:
-        raise RecordingsDiffer("it reads or writes other tensors in each call")
-    if old.draws != new.draws or old.result_structure != new.result_structure:
-        raise RecordingsDiffer("it draws other random numbers or returns another structure in each call")
-    if not _same_places(old.places, new.places):
-        raise RecordingsDiffer("it returns other values in each call")
-    _check_integers(a, b)
-    for x, y in zip(a.leaf_arrays, b.leaf_arrays, strict=True):
-        if x is not None and x.tobytes() != y.tobytes():
-            cause = "it moves other values from the CPU to the device in each call"
-            raise RecordingsDiffer(cause, Problem(cause, "move them before the call, and pass them as arguments"))
-    if [(id(s.tensor), added) for s, added in old.counts] != [(id(s.tensor), added) for s, added in new.counts]:
-        cause = "it changes a scalar on the CPU by another amount in each call"
-        raise RecordingsDiffer(cause, Problem(cause, "keep the scalar on the device (optimizers: capturable=True)"))
-    return b
-
-
-def _check_integers(a: Observation, b: Observation) -> None:
-    seeds = set(b.described["seeds"])
-    for i, (x, y) in enumerate(zip(a.described["ints"], b.described["ints"], strict=True)):
-        if i not in seeds and x != y:
-            cause = f"an integer of its operations changes from {x} to {y}"
-            raise RecordingsDiffer(cause, Problem(cause, "pass it as a tensor on the device"))
-
-
-def _same_places(a: list[tuple[str, Any]], b: list[tuple[str, Any]]) -> bool:
-    return len(a) == len(b) and all(
-        x[0] == y[0] and (x[1] is y[1] if x[0] == "tensor" else x[1] == y[1]) for x, y in zip(a, b, strict=True)
-    )
-
-
-def _merge_counts(old: Recording, new: Recording) -> dict[Hashable, Hashable]:
-    """Return, for each step count, the one that is read for it: those with equal values in both recordings are one."""
-    before = {id(scalar.tensor): scalar.before for scalar, _ in old.counts}
-    first: dict[tuple[float, ...], Hashable] = {}
-    found: dict[Hashable, Hashable] = {}
-    for scalar, added in new.counts:
-        source = ("scalar", id(scalar.tensor))
-        found[source] = first.setdefault((before[id(scalar.tensor)], scalar.before, added), source)
-    return found
-
-
-def _find_numbers(old: Recording, new: Recording) -> NumberInputs:
-    a, b = old.observation, new.observation
-    assert a is not None
-    assert b is not None
-    merged = _merge_counts(old, new)
-    try:
-        return number_inputs.find_inputs(
-            a.described["floats"], b.described["floats"], (old.trace, new.trace), merged, frozenset(merged)
-        )
-    except number_inputs.Unexplained as error:
-        line = b.origins[error.position]
-        was, now = a.described["floats"][error.position], b.described["floats"][error.position]
-        cause = f"a number changes from {was:g} to {now:g}{f' at {line}' if line else ''}"
-        fix = "pass it as a float argument, as a tensor on the device, or in the optimizer's param_groups"
-        raise RecordingsDiffer(cause, Problem(cause, fix)) from None

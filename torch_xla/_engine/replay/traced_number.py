@@ -7,17 +7,22 @@ becomes a condition of the replay:
     use in the step                           effect
     lr * 0.5, 1 - beta ** step                a TracedNumber, with its expression
     if step > 5, min(lr, x), if weight_decay  a condition: the comparison has the same outcome
-    int(step), round(lr), f"{lr}", hash       a condition: the number has the same value
-    math.sqrt(step)                           not seen: the number of the graph differs and has no expression
-
-The last row is safe: a recording whose numbers differ without an expression is never replayed.
+    math.sqrt(step)                           a TracedNumber (math_calls.py)
+    int(step), math.floor(lr), f"{lr}", hash  a condition: the number has the same value; if it has changed between the
+                                              recordings, there is no replay, and the line is named
+    struct.pack("d", lr), np.float64(lr)      not seen
 """
 
 from __future__ import annotations
 
+import math
 import struct
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
+
+import torch
+
+from torch_xla._engine.base import user_frames
 
 #: A number's expression: ("source", name), ("constant", value), or (operator, operand, ...).
 Expression = tuple[Any, ...]
@@ -43,6 +48,7 @@ class NumberTrace:
         self.sources: dict[Hashable, float] = {}
         self.expressions: dict[bytes, list[Expression]] = {}  # by the bits of the value
         self.conditions: dict[tuple[str, Expression, Expression, bool], None] = {}
+        self.conversions: dict[Expression, str] = {}  # what only a condition can express -> the line of the first use
 
     def add_source(self, name: Hashable, value: float) -> TracedNumber:
         """Return the number of a source, which has this value in the recording."""
@@ -73,9 +79,10 @@ class TracedNumber(float):
     trace: NumberTrace
     expression: Expression
 
-    def _escape(self) -> float:
+    def escape(self) -> float:
         """Return the plain value, which the step uses in a way that no expression describes."""
         value = float.__mul__(self, 1.0)
+        self.trace.conversions.setdefault(self.expression, user_frames.user_line())
         self.trace.add_condition("==", self.expression, ("constant", value), True)
         return value
 
@@ -94,35 +101,38 @@ class TracedNumber(float):
         return self.trace.make(float.__abs__(self), ("abs", self.expression))
 
     def __int__(self) -> int:
-        return int(self._escape())
+        return int(self.escape())
 
     __trunc__ = __int__
 
     def __floor__(self) -> int:
-        return self._escape().__floor__()
+        return self.escape().__floor__()
 
     def __ceil__(self) -> int:
-        return self._escape().__ceil__()
+        return self.escape().__ceil__()
 
     def __round__(self, digits: Any = None) -> Any:
-        return round(self._escape(), digits)
+        return round(self.escape(), digits)
 
     def __float__(self) -> float:
-        return self._escape()
+        return self.escape()
 
     def __hash__(self) -> int:
-        return hash(self._escape())
+        return hash(self.escape())
 
     def __repr__(self) -> str:
-        return repr(self._escape())
+        return repr(self.escape())
 
     __str__ = __repr__
 
     def __format__(self, form: str) -> str:
-        return format(self._escape(), form)
+        return format(self.escape(), form)
 
     def __divmod__(self, other: Any) -> Any:
-        return divmod(self._escape(), other)
+        return divmod(self.escape(), other)
+
+    def __rdivmod__(self, other: Any) -> Any:
+        return divmod(other, self.escape())
 
     def __copy__(self) -> TracedNumber:
         return self
@@ -131,15 +141,41 @@ class TracedNumber(float):
         return self
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return float, (self._escape(),)
+        return float, (self.escape(),)
 
     def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        plain = [value._escape() if isinstance(value, TracedNumber) else value for value in inputs]
+        plain = [value.escape() if isinstance(value, TracedNumber) else value for value in inputs]
         return getattr(function, method)(*plain, **options)
+
+    @property
+    def real(self) -> TracedNumber:  # type: ignore[override]
+        """The number itself."""
+        return self
+
+    def conjugate(self) -> TracedNumber:
+        """Return the number itself."""
+        return self
+
+    def as_integer_ratio(self) -> tuple[int, int]:
+        """Return numerator and denominator, as float.as_integer_ratio does."""
+        return self.escape().as_integer_ratio()
+
+    def hex(self) -> str:
+        """Return the number as text, as float.hex does."""
+        return self.escape().hex()
 
     def is_integer(self) -> bool:
         """Return whether the number is integral, as float.is_integer does."""
-        return self._escape().is_integer()
+        return self.escape().is_integer()
+
+
+def compute_traced(name: str, operands: Sequence[Any], value: Any) -> TracedNumber | None:
+    """Return ``value`` as the result of a function of traced and plain numbers; None if no expression describes it."""
+    expressions = [_expression_of(operand) for operand in operands]
+    traced = [operand for operand in operands if isinstance(operand, TracedNumber)]
+    if None in expressions or not traced or type(value) is not float:
+        return None
+    return traced[0].trace.make(value, (name, *expressions))
 
 
 def _binary(name: str, symbol: str, reflected: bool) -> Callable[[TracedNumber, Any], Any]:
@@ -148,12 +184,14 @@ def _binary(name: str, symbol: str, reflected: bool) -> Callable[[TracedNumber, 
     def compute(self: TracedNumber, other: Any, *rest: Any) -> Any:
         found = method(self, other, *rest)
         if found is NotImplemented:
+            if not isinstance(other, torch.Tensor):  # a tensor records the number; others read it
+                self.escape()
             return found
         operand = _expression_of(other)
         if operand is None or rest or type(found) is not float:
             for value in (self, other):
                 if isinstance(value, TracedNumber):
-                    value._escape()
+                    value.escape()
             return found
         pair = (operand, self.expression) if reflected else (self.expression, operand)
         return self.trace.make(found, (symbol, *pair))
@@ -169,6 +207,8 @@ def _comparison(name: str, symbol: str) -> Callable[[TracedNumber, Any], Any]:
         operand = _expression_of(other)
         if operand is not None and outcome is not NotImplemented:
             self.trace.add_condition(symbol, self.expression, operand, outcome)
+        elif not isinstance(other, torch.Tensor):
+            self.escape()
         return outcome
 
     return compare
@@ -190,8 +230,8 @@ def render(expression: Expression, name_source: Callable[[Hashable], str]) -> st
         value = operands[0]
         return repr(value) if value == value and abs(value) != float("inf") else f"float('{value}')"
     parts = [render(operand, name_source) for operand in operands]
-    if kind == "abs":
-        return f"abs({parts[0]})"
+    if kind == "abs" or kind.startswith("math."):
+        return f"{kind}({', '.join(parts)})"
     return f"(-{parts[0]})" if len(parts) == 1 else f"({parts[0]} {kind} {parts[1]})"
 
 
@@ -205,5 +245,5 @@ def sources_of(expression: Expression) -> set[Hashable]:
 
 def compile_function(body: str) -> Callable[[Mapping[Hashable, float] | list[float]], Any]:
     """Return the function of ``s``, a sequence of numbers, with this body."""
-    found: Any = eval(f"lambda s: {body}", {"__builtins__": {"abs": abs, "float": float}})
+    found: Any = eval(f"lambda s: {body}", {"__builtins__": {"abs": abs, "float": float, "math": math}})
     return found  # type: ignore[no-any-return]

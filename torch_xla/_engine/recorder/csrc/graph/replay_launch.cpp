@@ -15,6 +15,13 @@
 
 namespace py = pybind11;
 namespace torch_xla {
+namespace {
+
+uint32_t sharding_of(const Executable& executable, size_t i) {
+  return executable.shardings.empty() ? 0 : executable.shardings[i];
+}
+
+}  // namespace
 
 struct ReplayProgram::Launch {
   const std::vector<at::Tensor>& arguments;
@@ -144,8 +151,11 @@ void ReplayProgram::assign(Launch& launch, const py::list& arrays) const {
   std::vector<char> is_renewed(sources_.size());
   for (size_t i = 0; i < targets_.size(); ++i) {
     const Target& target = targets_[i];
-    if (target.overwrites && launch.is_owned[*target.overwrites] &&
-        launch.values[*target.overwrites]->buffer->bytes == executable.sizes[i]) {
+    if (!target.overwrites || !launch.is_owned[*target.overwrites]) {
+      continue;
+    }
+    const Buffer& before = *launch.values[*target.overwrites]->buffer;
+    if (before.bytes == executable.sizes[i] && before.sharding == sharding_of(executable, i)) {
       is_renewed[*target.overwrites] = 1;
     }
   }
@@ -166,9 +176,8 @@ void ReplayProgram::assign(Launch& launch, const py::list& arrays) const {
       tensor_at(target.places[0], launch.arguments).unsafeGetTensorImpl()->bump_version();
       continue;
     }
-    const uint32_t sharding = executable.shardings.empty() ? 0 : executable.shardings[i];
     BufferPtr buffer = make_buffer(py::reinterpret_borrow<py::object>(array), device_, executable.sizes[i],
-                                   launch.provenance, sharding);
+                                   launch.provenance, sharding_of(executable, i));
     const NodePtr value = make_leaf(std::move(buffer), target.spec, device_);
     for (const Place& place : target.places) {
       assign_place(place, value, launch);
