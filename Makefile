@@ -106,6 +106,7 @@ test-long: test-sanitize $(CLIENTS)/.ready
 	$(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
 	    tests/lowering/test_dtype_corners.py tests/compilation/test_foreach_fusion.py $(PYTEST_ARGS)
 	$(BIN)/python -m tests.fuzz.interrupts --seconds 600
+	$(BIN)/python -m tests.fuzz.replays --steps 200
 	$(CLIENTS)/bin/python -m pytest -q -n auto --dist worksteal -m "" tests/clients/test_zoo.py $(PYTEST_ARGS)
 
 # AddressSanitizer with UBSan, then ThreadSanitizer: each builds a separate recorder on first use (minutes).

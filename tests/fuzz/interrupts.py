@@ -4,7 +4,8 @@
     python -m tests.fuzz.interrupts --seconds 600    and SIGINT at random moments, for so long
 
 A step that was interrupted is ended by another ``torch_xla.sync()``. Then weights and the optimizer's state must be,
-bit for bit, those of a run that no caller disturbed. The sample that ``make test`` runs is in test_interrupts.py.
+bit for bit, those of a run that no caller disturbed. A sample of the captured steps is in
+test_replays.py.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from tqdm import tqdm
 
 import torch_xla
+from torch_xla.debug import metrics
 from torch_xla.experimental import eager
 
 #: What sys.setprofile tells of: Python functions when they begin and end, and C functions when they end. Not when these
@@ -120,6 +122,49 @@ def at_every_event(events: tuple[str, ...] = EVENTS, stride: int = 1, show: bool
             assert training.values() == expected[steps], f"another result after an interrupt at event {number}"
             training.record()
             torch_xla.sync()
+        if not was_interrupted:
+            return done
+        number, done = number + stride, done + 1
+        progress.update()
+
+
+class CapturedTraining(Training):
+    """The same, as a step that torch_xla.compile(replay=True) launches from the fifth on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = torch_xla.compile(self.record_with_loss, replay=True)
+        for _ in range(4):
+            self.step()  # its loss must not become an attribute, which the step could read
+
+    def record_with_loss(self) -> torch.Tensor:
+        """One step."""
+        self.optimizer.zero_grad()
+        loss = self.model(self.x).square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+def in_captured_steps(events: tuple[str, ...] = EVENTS, stride: int = 1, show: bool = False) -> int:
+    """Interrupt a replayed step at each ``stride``-th of its events: it has run as a whole, or not at all.
+
+    The next steps continue from there. Returns how many; AssertionError.
+    """
+    expected = {steps: undisturbed(steps)[:-1] for steps in (4, 5, 6, 7)}
+    progress = tqdm(desc="interrupted at", unit=" events", disable=not show)
+    number = done = 0
+    while True:
+        training = CapturedTraining()
+        replays = metrics.counter_value("ReplayedSteps") or 0
+        was_interrupted = interrupted_at(number, events, training.step)
+        torch_xla.sync()
+        ran = training.values()[:-1] == expected[5]
+        assert ran or training.values()[:-1] == expected[4], f"half of a step after an interrupt at event {number}"
+        for steps in (5 + ran, 6 + ran):
+            training.step()
+            assert training.values()[:-1] == expected[steps], f"another result after an interrupt at event {number}"
+        assert (metrics.counter_value("ReplayedSteps") or 0) >= replays + 2, "the steps were not replayed"
         if not was_interrupted:
             return done
         number, done = number + stride, done + 1
@@ -231,6 +276,7 @@ def main() -> None:
     options = parser.parse_args()
     for events in (("c_return",), EVENTS):
         print(f"{at_every_event(events, show=True)} interrupts at {'/'.join(events)}: nothing lost")
+        print(f"{in_captured_steps(events, show=True)} at {'/'.join(events)} of captured steps: nothing lost")
     print(f"{in_new_signatures()} interrupts of calls seen for the first time: nothing swallowed")
     print(f"{in_eager_mode()} interrupts of an operation in eager mode: nothing lost, nothing twice")
     if options.seconds:
