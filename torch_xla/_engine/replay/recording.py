@@ -54,7 +54,6 @@ class Recording:
         #: The tensors among the arguments, but those that the step reaches without them: these are bound by identity.
         self.tensors: list[torch.Tensor] = []
         self._function = function
-        self._restored: list[tuple[dict[str, Any], str, float, TracedNumber]] = []
         self.results: list[Any] = []
         #: Of each leaf of the result: ("result", i), ("argument", i), ("tensor", it) or ("value", it).
         self.places: list[tuple[str, Any]] = []
