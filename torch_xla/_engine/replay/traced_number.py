@@ -148,7 +148,7 @@ class TracedNumber(float):
         return getattr(function, method)(*plain, **options)
 
     @property
-    def real(self) -> TracedNumber:  # type: ignore[override]
+    def real(self) -> TracedNumber:
         """The number itself."""
         return self
 
