@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from benchmarks.report import setting, table
 
-LENGTH, ROUNDS = 64, 9
+LENGTH, ROUNDS = 64, 5
 
 
 class Decoder(nn.Module):
