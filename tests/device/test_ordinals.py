@@ -46,6 +46,9 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "torch.xla.memory_allocated": torch.xla.memory_allocated,
     "torch.xla.memory_reserved": torch.xla.memory_reserved,
     "torch.xla.memory_stats": torch.xla.memory_stats,
+    "torch.xla.memory_stats_as_nested_dict": torch.xla.memory_stats_as_nested_dict,
+    "torch.xla.memory_summary": torch.xla.memory_summary,
+    "torch.xla.reset_accumulated_memory_stats": torch.xla.reset_accumulated_memory_stats,
     "torch.xla.reset_peak_memory_stats": torch.xla.reset_peak_memory_stats,
     "torch_xla.device": torch_xla.device,
     "torch_xla.manual_seed": lambda d: torch_xla.manual_seed(0, d),
@@ -73,7 +76,8 @@ _LEAVES = {"torch.xla.set_device", "torch.xla.device"} | {
     for name in (
         "Stream", "current_stream", "default_stream", "get_device_capability", "get_device_name",
         "get_device_properties", "max_memory_allocated", "max_memory_reserved", "mem_get_info", "memory_allocated",
-        "memory_reserved", "memory_stats", "reset_peak_memory_stats",
+        "memory_reserved", "memory_stats", "memory_stats_as_nested_dict", "memory_summary",
+        "reset_accumulated_memory_stats", "reset_peak_memory_stats",
     )
 }  # fmt: skip
 #: Moves data to devices of other types as well, as ``Tensor.to`` does.

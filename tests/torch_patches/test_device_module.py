@@ -10,38 +10,6 @@ import torch
 import torch_xla
 from tests.support.helpers import run_script
 
-#: Functions of torch.cuda that torch.xla lacks, and why.
-LACKING = {
-    "graphs of streams": "CUDAGraph GreenContext current_graph graph graph_pool_handle make_graphed_callables "
-    "MemPool MemPoolContext",
-    "torch.cuda's allocator": "CUDAPluggableAllocator caching_allocator_alloc caching_allocator_delete "
-    "caching_allocator_disabled caching_allocator_enable change_current_allocator get_allocator_backend "
-    "get_per_process_memory_fraction "
-    "host_memory_stats host_memory_stats_as_nested_dict list_gpu_processes memory_cached memory_snapshot "
-    "memory_stats_as_nested_dict memory_summary max_memory_cached reset_accumulated_host_memory_stats "
-    "reset_accumulated_memory_stats reset_max_memory_allocated reset_max_memory_cached reset_peak_host_memory_stats "
-    "set_per_process_memory_fraction use_mem_pool",
-    "NVIDIA's libraries": "current_blas_handle current_solver_handle check_error clock_rate cudart "
-    "cudaStatus device_memory_used get_arch_list "
-    "get_gencode_flags is_tf32_supported power_draw temperature utilization memory_usage",
-    "peers, processes and streams of other libraries": "can_device_access_peer device_of ExternalStream "
-    "get_stream_from_external ipc_collect StreamContext",
-    "torch.cuda's start": "init CudaError DeferredCudaCallError OutOfMemoryError get_sync_debug_mode "
-    "set_sync_debug_mode",
-}
-
-
-def test_names_of_torch_cuda() -> None:
-    names = {
-        name
-        for name in torch.cuda.__all__
-        if callable(getattr(torch.cuda, name)) and not name.endswith(("Tensor", "Storage"))
-    }
-    lacking = {name for group in LACKING.values() for name in group.split()}
-    missing = {name for name in names if not hasattr(torch.xla, name)}  # type: ignore[attr-defined]
-    assert missing - lacking == set()
-    assert {name for name in lacking if hasattr(torch.xla, name)} == set()  # type: ignore[attr-defined]
-
 
 def test_properties() -> None:
     properties = torch.xla.get_device_properties()
@@ -57,6 +25,7 @@ def test_memory_and_its_peak() -> None:
     x = torch.zeros(1 << 20, device="xla")
     torch_xla.sync(wait=True)
     used, size = torch.xla.memory_allocated(), 4 << 20
+    assert str(round(used / 2**20, 1)) in torch.xla.memory_summary(0)
     assert used - before >= size and torch.xla.max_memory_allocated() >= used
     del x
     torch.xla.reset_peak_memory_stats()

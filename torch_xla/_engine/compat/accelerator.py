@@ -21,6 +21,7 @@ _FUNCTIONS = {
         "emptyCache": "",
         "emptyHostCache": "2.13",
         "exchangeDevice": "",
+        "getDefaultGenerator": "2.14",
         "getDeviceCapability": "2.13",
         "getDeviceIndex": "",
         "getDeviceStats": "",

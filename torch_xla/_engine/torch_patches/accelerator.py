@@ -19,7 +19,7 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base import dynamo_hooks
 from torch_xla._engine.compat import accelerator
 from torch_xla._engine.device import devices
-from torch_xla._engine.torch_patches import device_memory_api, device_streams
+from torch_xla._engine.torch_patches import device_memory_api, device_module, device_streams
 
 #: Modules of torch that never get xla.
 _UNCHANGED = ("torch.utils.data.dataloader", "torch._dynamo.")
@@ -72,14 +72,6 @@ def _exchange_device(index: int) -> int:
     return before
 
 
-def _device_stats(index: int) -> dict[str, Any]:
-    flat = device_memory_api.memory_stats(index)
-    return {
-        f"{kind}_bytes": {"all": {which: flat[f"{kind}_bytes.all.{which}"] for which in ("current", "peak")}}
-        for kind in ("allocated", "reserved")
-    }
-
-
 def _capability(index: int) -> dict[str, Any]:
     recorder.ordinal(index)
     kinds = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -93,12 +85,13 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exchangeDevice": _exchange_device,
     "getDeviceCapability": _capability,
     "getDeviceIndex": lambda: int(recorder.bindings().current_device()),
-    "getDeviceStats": _device_stats,
+    "getDefaultGenerator": device_module.DefaultGenerator,
+    "getDeviceStats": device_memory_api.memory_stats_as_nested_dict,
     "getMemoryInfo": device_memory_api.mem_get_info,
     "getStream": device_streams.current_stream,
     "isAllocatorInitialized": devices.backend_started,
     "maybeExchangeDevice": _exchange_device,
-    "resetAccumulatedStats": lambda index: None,
+    "resetAccumulatedStats": device_memory_api.reset_accumulated_memory_stats,
     "resetPeakStats": device_memory_api.reset_peak_memory_stats,
     "setDeviceIndex": _exchange_device,
     "setStream": device_streams.set_stream,

@@ -41,14 +41,49 @@ def reset_peak_memory_stats(device: Device = None) -> None:
     device_memory.reset_peak(recorder.ordinal_or_current(device))
 
 
+def reset_accumulated_memory_stats(device: Device = None) -> None:
+    """Do nothing: XLA's allocators do not report the sum of all allocations, which this resets on CUDA."""
+    recorder.ordinal_or_current(device)
+
+
 def memory_stats(device: Device = None) -> OrderedDict[str, Any]:
     """Return current and peak use under torch.cuda's keys, such as ``allocated_bytes.all.peak``."""
     used, peak = memory_allocated(device), max_memory_allocated(device)
     return OrderedDict(
         (f"{kind}_bytes.all.{which}", size)
-        for kind in ("allocated", "reserved")
+        for kind in _STATISTICS
         for which, size in (("current", used), ("peak", peak))
     )
+
+
+#: Of torch.cuda's statistics in bytes, those that XLA's allocators know; they are equal here.
+_STATISTICS = ("active", "allocated", "reserved")
+
+
+def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
+    """Return ``memory_stats`` as nested dictionaries: ``["allocated_bytes"]["all"]["peak"]``."""
+    used, peak = memory_allocated(device), max_memory_allocated(device)
+    return {f"{kind}_bytes": {"all": {"current": used, "peak": peak}} for kind in _STATISTICS}
+
+
+def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
+    """Return a table of the current use, the peak and the total of a device's memory, in MiB.
+
+    Args:
+      device: default: the current one.
+      abbreviated: accepted for compatibility.
+    """
+    ordinal = recorder.ordinal_or_current(device)
+    rows = (
+        ("allocated", memory_allocated(ordinal)),
+        ("peak", max_memory_allocated(ordinal)),
+        ("total", mem_get_info(ordinal)[1]),
+    )
+    lines = [
+        f"xla:{ordinal}, {get_device_name(ordinal)}",
+        *(f"{name:<10}{size / 2**20:>12.1f} MiB" for name, size in rows),
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:

@@ -23,6 +23,11 @@ def is_available() -> bool:
     return True
 
 
+def init() -> None:
+    """Start the backend, which otherwise starts at the first use of a device."""
+    devices.count()
+
+
 def is_initialized() -> bool:
     """Whether the backend has started."""
     return devices.backend_started()
@@ -56,6 +61,13 @@ class device:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         set_device(self._before)
+
+
+class device_of(device):
+    """Context manager that makes the device of an xla tensor the current one; other tensors change nothing."""
+
+    def __init__(self, obj: torch.Tensor) -> None:
+        super().__init__(obj.device if obj.device.type == "xla" else None)
 
 
 def synchronize(which: torch.device | str | int | None = None) -> None:
@@ -141,6 +153,21 @@ def seed_all() -> int:
     return number
 
 
+class DefaultGenerator:
+    """The random state of a device, as torch.accelerator.random reads it from torch's default generators."""
+
+    def __init__(self, index: int) -> None:
+        self._ordinal = recorder.ordinal(index)
+
+    def initial_seed(self) -> int:
+        """Return the random state as a number: its seed before the first draw."""
+        return int(recorder.bindings().get_seed(self._ordinal))
+
+    def get_state(self) -> torch.Tensor:
+        """Return the random state, as ``torch.xla.get_rng_state`` does."""
+        return get_rng_state(self._ordinal)
+
+
 def _is_in_bad_fork() -> bool:
     """Whether this process was forked after the first use of a device, so that it cannot use any."""
     return bool(devices.inherited_objects())
@@ -155,14 +182,16 @@ def _module_attribute(name: str) -> bool:
 
 
 _PUBLIC: tuple[Callable[..., Any], ...] = (
-    current_device, device, device_count, get_rng_state, get_rng_state_all, initial_seed, is_available, is_initialized,
-    manual_seed, manual_seed_all, seed, seed_all, set_device, set_rng_state, set_rng_state_all, synchronize,
-    device_memory_api.DeviceProperties, device_memory_api.empty_cache, device_memory_api.get_amp_supported_dtype,
-    device_memory_api.get_device_capability, device_memory_api.get_device_name, device_memory_api.get_device_properties,
-    device_memory_api.is_bf16_supported, device_memory_api.max_memory_allocated, device_memory_api.max_memory_reserved,
-    device_memory_api.mem_get_info, device_memory_api.memory_allocated, device_memory_api.memory_reserved,
-    device_memory_api.memory_stats, device_memory_api.reset_peak_memory_stats,
-    device_streams.Event, device_streams.Stream, device_streams.current_stream, device_streams.default_stream,
+    current_device, device, device_count, device_of, get_rng_state, get_rng_state_all, init, initial_seed,
+    is_available, is_initialized, manual_seed, manual_seed_all, seed, seed_all, set_device, set_rng_state,
+    set_rng_state_all, synchronize, device_memory_api.DeviceProperties, device_memory_api.empty_cache,
+    device_memory_api.get_amp_supported_dtype, device_memory_api.get_device_capability,
+    device_memory_api.get_device_name, device_memory_api.get_device_properties, device_memory_api.is_bf16_supported,
+    device_memory_api.max_memory_allocated, device_memory_api.max_memory_reserved, device_memory_api.mem_get_info,
+    device_memory_api.memory_allocated, device_memory_api.memory_reserved, device_memory_api.memory_stats,
+    device_memory_api.memory_stats_as_nested_dict, device_memory_api.memory_summary,
+    device_memory_api.reset_accumulated_memory_stats, device_memory_api.reset_peak_memory_stats, device_streams.Event,
+    device_streams.Stream, device_streams.StreamContext, device_streams.current_stream, device_streams.default_stream,
     device_streams.is_current_stream_capturing, device_streams.set_stream, device_streams.stream,
 )  # fmt: skip
 

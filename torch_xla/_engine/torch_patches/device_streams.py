@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -172,9 +171,24 @@ def default_stream(device: torch.device | str | int | None = None) -> Stream:
     return Stream(device)
 
 
-def stream(stream: Stream | None) -> Any:
+class StreamContext:
+    """Context manager that makes the stream's device the current one; None changes nothing."""
+
+    def __init__(self, stream: Stream | None) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        if self.stream is not None:
+            self.stream.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.stream is not None:
+            self.stream.__exit__(kind, error, at)
+
+
+def stream(stream: Stream | None) -> StreamContext:
     """Return a context manager that makes the stream's device the current one; None changes nothing."""
-    return Stream() if stream is None else stream
+    return StreamContext(stream)
 
 
 def set_stream(stream: Stream) -> None:
