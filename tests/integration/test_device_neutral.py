@@ -55,8 +55,9 @@ def test_losses_equal_the_cpu(name: str) -> None:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_data_parallel_under_torchrun(processes: int, tmp_path: Path) -> None:
-    program = PROGRAMS / "data_parallel.py"
+@pytest.mark.parametrize("name", ["data_parallel", "fully_sharded"])
+def test_losses_under_torchrun(name: str, processes: int, tmp_path: Path) -> None:
+    program = PROGRAMS / f"{name}.py"
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     with_xla = tmp_path / "with_xla.py"
     with_xla.write_text(f"import runpy\nimport torch_xla\nrunpy.run_path({str(program)!r})\n")

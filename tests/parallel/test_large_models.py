@@ -139,6 +139,20 @@ def test_replicas(name: str, count: int) -> None:
     assert done.returncode == 0 and done.stdout.count("done") == count, done.stderr
 
 
+FULLY_SHARD = """
+from tests.programs import fully_shard_programs
+import torch_xla.distributed.xla_multiprocessing as xmp
+xmp.spawn(fully_shard_programs.everything, args=({folder!r},), nprocs={count}, start_method="fork")
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2, pytest.param(4, marks=pytest.mark.sweep)])
+def test_fully_shard(count: int, tmp_path: Path) -> None:
+    code = FULLY_SHARD.format(count=count, folder=str(tmp_path / "checkpoint"))
+    done = run_script(code, False, PJRT_DEVICE="CPU", TORCH_XLA_EXPLAIN_RECOMPILATIONS="0")
+    assert done.returncode == 0 and done.stdout.count("done") == count, done.stderr[-4000:]
+
+
 def test_consolidated_checkpoints(tmp_path: Path) -> None:
     """The command consolidates the files of two replicas."""
     code = "import torch; info = {'w': {'names': ['a', 'b'], 'pieces': [0, 0], 'shapes': [[3]], 'rows': False}}\n"

@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -117,7 +116,7 @@ def random_numbers(mesh: DeviceMesh, row: DeviceMesh) -> None:
 
 
 def modules_and_checkpoints(mesh: DeviceMesh, row: DeviceMesh, folder: str) -> None:
-    """distribute_module, torch.distributed.checkpoint between placements, and unsupported features."""
+    """distribute_module, and torch.distributed.checkpoint between placements."""
     layer = nn.Linear(6, 4)
     expected = layer.weight.detach().clone()
     layer = distribute_module(layer, row)
@@ -126,10 +125,6 @@ def modules_and_checkpoints(mesh: DeviceMesh, row: DeviceMesh, folder: str) -> N
     dcp.save({"weight": saved}, checkpoint_id=folder)
     dcp.load({"weight": loaded}, checkpoint_id=folder)
     _close(loaded, expected)
-    from torch.distributed.fsdp import fully_shard
-
-    with pytest.raises(ValueError, match="fully_shard: this mesh is over process groups"):
-        fully_shard(nn.Linear(2, 2), mesh=row)
 
 
 def everything(index: int, folder: str) -> None:

@@ -348,9 +348,16 @@ def new_xla_process_group(ranks: Any = None, timeout: Any = None, backend: Any =
     return dist.new_group(ranks, timeout, backend, pg_options)
 
 
-def _is_for_meshes() -> bool:
-    """Return whether meshes use process groups of this backend (one device per process): torch's DTensor applies."""
-    return not replicas.is_spmd() and dist.is_initialized() and "xla" in str(dist.get_backend_config())
+def _prepare_mesh() -> bool:
+    """Return whether meshes use process groups of this backend (one device per process): torch's DTensor applies.
+
+    Under torchrun the first mesh creates the default group, as for other devices.
+    """
+    if replicas.is_spmd():
+        return False
+    if not dist.is_initialized() and dist.is_torchelastic_launched():
+        dist.init_process_group("xla")
+    return compat.has_default_group("xla")
 
 
 if not compat.is_registered("xla"):
@@ -358,7 +365,7 @@ if not compat.is_registered("xla"):
     dist.register_rendezvous_handler("xla", _xla_rendezvous_handler)
     dist.register_rendezvous_handler("pjrt", _xla_rendezvous_handler)  # its name until PyTorch/XLA 2.0
     compat.exclude_from_flight_recorder("xla")
-    on_import("torch.distributed.device_mesh", lambda _: compat.create_mesh_groups(_is_for_meshes))
+    on_import("torch.distributed.device_mesh", lambda _: compat.create_mesh_groups(_prepare_mesh))
     _ddp.patch_ddp()
     _object_collectives.use_cpu_for_objects(ProcessGroupXla)
     # Functional collectives wait by a tensor's storage, which xla tensors do not have; there is nothing to wait for.

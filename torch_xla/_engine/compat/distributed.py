@@ -236,8 +236,14 @@ def has_process_groups(mesh: Any) -> bool:
     return isinstance(mesh.device_type, _MaskableDeviceType)
 
 
-def create_mesh_groups(is_enabled: Callable[[], bool]) -> None:
-    """Create process groups, as for other devices, for xla meshes that are created while ``is_enabled()`` is true."""
+def has_default_group(backend: str) -> bool:
+    """Whether the default process group exists and has a backend of this name."""
+    distributed = torch.distributed
+    return distributed.is_initialized() and backend in str(distributed.get_backend_config())
+
+
+def create_mesh_groups(prepare: Callable[[], bool]) -> None:
+    """Create process groups, as for other devices, for each new xla mesh for which ``prepare()`` returns True."""
     kind: Any = torch.distributed.device_mesh.DeviceMesh
     original = kind.__init__
     if getattr(original, "_torch_xla", False):
@@ -245,7 +251,7 @@ def create_mesh_groups(is_enabled: Callable[[], bool]) -> None:
 
     @functools.wraps(original)
     def init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        if device_type != "xla" or not is_enabled():
+        if device_type != "xla" or not prepare():
             original(self, device_type, *args, **kwargs)
             return
         with mask_device_type():

@@ -68,6 +68,12 @@ _QUEUE = PrivateApi(
     "DistributedDataParallel averages gradients at the end of backward",
     "DistributedDataParallel on xla raises at the first backward",
 )
+_TOP_HOOKS = PrivateApi(
+    "torch._C._autograd",
+    "_top_saved_tensors_default_hooks",
+    "fully_shard leaves what a checkpointed layer saves to torch.utils.checkpoint",
+    "fully_shard saves what a checkpointed layer would compute again",
+)
 _DDP_HELPER = PrivateApi(
     "torch.nn.parallel",
     "DistributedDataParallel._ddp_init_helper",
@@ -152,6 +158,13 @@ def wrap_load_optimizer_state(wrapper: Callable[..., Any]) -> None:
 def queue_backward_callback(call: Callable[[], None]) -> None:
     """Call ``call`` once, when the running backward has computed all gradients. Raises MissingPrivateApiError."""
     _QUEUE.resolve()(call)
+
+
+def top_saved_tensor_hooks() -> tuple[Any, Any] | None:
+    """Return the functions of the innermost ``saved_tensors_hooks`` that are active."""
+    find = _TOP_HOOKS.resolve_or_none()
+    found: tuple[Any, Any] | None = None if find is None else find(False)
+    return found
 
 
 def wrap_ddp(helper: Callable[..., Any], before_forward: Callable[..., Any]) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 from torch_xla._engine.base.import_hooks import on_import
 from torch_xla._engine.compat import distributed as compat
 from torch_xla._engine.compat import dynamo, imported_names, torch_modules
+from torch_xla.distributed.spmd import _fully_shard_processes as processes
 from torch_xla.distributed.spmd._mesh import get_1d_mesh, is_for_xla
 
 #: Attributes: of a sharded parameter, and of a module with a mixed precision policy.
@@ -42,36 +43,43 @@ def fully_shard(
     ignored_params: set[nn.Parameter] | None = None,
     **options: Any,
 ) -> Any:
-    """torch's fully_shard; for an xla mesh, or with SPMD and no mesh, by sharding parameters over that mesh.
+    """torch's fully_shard; for an xla mesh, or with SPMD or xla process groups and no mesh, over xla devices.
 
     The module, or each of a list, moves to xla; no device ever holds a full parameter. Parameters are sharded along
-    dimension 0, or the dimension that ``shard_placement_fn`` returns, over the mesh's last dimension; they remain the
-    same objects. Dimensions need not be multiples of the mesh size.
+    dimension 0, or the dimension that ``shard_placement_fn`` returns, over the mesh's last dimension. Dimensions need
+    not be multiples of the mesh size. With SPMD parameters remain the same objects; with a device in each process they
+    become DTensors (see _fully_shard_processes.py).
 
     Raises:
-      ValueError: an option is not supported on xla (``offload_policy`` and others), or the mesh is over process groups.
+      ValueError: an option is not supported on xla (``offload_policy`` and others).
     """
+    if mesh is None and not is_for_xla(None) and compat.has_default_group("xla"):
+        mesh = _process_mesh()
     if not is_for_xla(mesh):
         given = {"mesh": mesh, "reshard_after_forward": reshard_after_forward, "ignored_params": ignored_params}
         given |= {"shard_placement_fn": shard_placement_fn} | ({} if mp_policy is None else {"mp_policy": mp_policy})
         return original(module, **given, **options)
-    if mesh is not None and compat.has_process_groups(mesh):
-        raise ValueError(
-            "fully_shard: this mesh is over process groups, a device in each process. Call torch_xla.runtime."
-            "use_spmd() before it is made, or wrap the module in torch_xla.distributed.fsdp.XlaFullyShardedDataParallel"
-        )
-    from torch.distributed.fsdp import OffloadPolicy
+    from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
 
     for name, value in options.items():
         if value is not None and type(value) is not OffloadPolicy:
             raise ValueError(f"fully_shard: {name}={value!r} is not supported for an xla mesh")
-    if mp_policy is not None:
-        _check_reduce_dtype(module if isinstance(module, list) else [module], mp_policy)
-    for each in module if isinstance(module, list) else [module]:
+    modules = module if isinstance(module, list) else [module]
+    for each in modules:
         if isinstance(each, (nn.ModuleList, nn.ModuleDict)):
             raise ValueError(f"fully_shard does not support containers that do not implement forward: {each}")
-        _shard(each, mesh or _whole_mesh(), shard_placement_fn, set(ignored_params or ()))
-        _become_fsdp_module(each)
+    ignored = set(ignored_params or ())
+    if mesh is not None and compat.has_process_groups(mesh):
+        policy = mp_policy or MixedPrecisionPolicy()
+        for each in modules:
+            processes.shard_module(each, mesh, shard_placement_fn, ignored, reshard_after_forward, policy)
+            _become_fsdp_module(each, processes.fsdp_module_class())
+        return module
+    if mp_policy is not None:
+        _check_reduce_dtype(modules, mp_policy)
+    for each in modules:
+        _shard(each, mesh or _whole_mesh(), shard_placement_fn, ignored)
+        _become_fsdp_module(each, _fsdp_module())
         if mp_policy is not None:
             _apply_mixed_precision(each, mp_policy)
     return module
@@ -81,6 +89,12 @@ def _whole_mesh() -> Any:
     from torch.distributed.device_mesh import DeviceMesh
 
     return DeviceMesh("xla", torch.arange(get_1d_mesh().size()), mesh_dim_names=("fsdp",))
+
+
+def _process_mesh() -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh("xla", (torch.distributed.get_world_size(),))
 
 
 def _shard(module: nn.Module, mesh: Any, choose: Any, ignored: set[nn.Parameter]) -> None:
@@ -134,15 +148,15 @@ def _class(module: nn.Module) -> Any:
     return type(module)
 
 
-def _become_fsdp_module(module: nn.Module) -> None:
-    kind, base = _class(module), _fsdp_module()
+def _become_fsdp_module(module: nn.Module, base: type) -> None:
+    kind = _class(module)
     if not issubclass(kind, base):
-        module.__class__ = _fsdp_class(kind)
+        module.__class__ = _fsdp_class(kind, base)
 
 
 @functools.cache
-def _fsdp_class(kind: Any) -> Any:
-    return type(f"FSDP{kind.__name__}", (_fsdp_module(), kind), {"__new__": object.__new__})
+def _fsdp_class(kind: Any, base: Any) -> Any:
+    return type(f"FSDP{kind.__name__}", (base, kind), {"__new__": object.__new__})
 
 
 def _check_reduce_dtype(layers: list[nn.Module], policy: Any) -> None:
