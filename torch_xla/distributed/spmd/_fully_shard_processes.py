@@ -294,7 +294,8 @@ def fsdp_module_class() -> type:
 
         def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
             """Set whether backward gathers the parameters again."""
-            for module in self.modules() if recurse else [self]:  # type: ignore[attr-defined]
+            modules: list[Any] = list(self.modules()) if recurse else [self]  # type: ignore[attr-defined]
+            for module in modules:
                 if hasattr(module, _STATE):
                     _state(module).reshard_after_forward = reshard_after_forward
 
@@ -306,11 +307,10 @@ def fsdp_module_class() -> type:
             self.reshard()
             return super(FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
 
-    own = vars(ProcessFSDPModule)
-    for name in (name for name in dir(FSDPModule) if name.startswith("set_") and name not in own):
+    inherited = {name for name in dir(FSDPModule) if name.startswith("set_")} - set(vars(ProcessFSDPModule))
+    for name in sorted(inherited | set(_WITHOUT_EFFECT)):
         method = _no_op_method(name) if name in _WITHOUT_EFFECT else _unsupported_method(name)
         setattr(ProcessFSDPModule, name, method)
-    ProcessFSDPModule.reset_iter_state = _no_op_method("reset_iter_state")  # type: ignore[method-assign,attr-defined]
     return ProcessFSDPModule
 
 
