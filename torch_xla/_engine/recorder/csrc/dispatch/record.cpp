@@ -3,6 +3,8 @@
 #include <ATen/core/Generator.h>
 #include <c10/core/DefaultDtype.h>
 
+#include <algorithm>
+
 #include "dispatch/copy.h"
 #include "dispatch/cpu_fallback.h"
 #include "dispatch/graph_size_limit.h"
@@ -119,7 +121,9 @@ class Recording {
         break;
       case ArgKind::kDtype:
       case ArgKind::kAttribute:
-        if (C10_LIKELY(op_.range_kind == RangeKind::kNone) || !range_bound(i)) {
+        if (is_large_unsigned(value)) {
+          scalar(value);
+        } else if (C10_LIKELY(op_.range_kind == RangeKind::kNone) || !range_bound(i)) {
           mix_attribute(node_->key, value);
           node_->attrs.push_back(value);
         }
@@ -173,6 +177,10 @@ class Recording {
     }
     if (t.unsafeGetTensorImpl()->is_wrapped_number()) {
       c10::IValue number = read_wrapped_number(t);
+      if (is_large_unsigned(number)) {
+        node_->key.mix(kUnsigned);
+        number = convert_large_unsigned(number, number_dtype());
+      }
       mix_scalar(node_->key, number);
       node_->numbers |= 1ull << i;
       return number;
@@ -228,7 +236,30 @@ class Recording {
     node_->attrs.emplace_back(std::move(positions));
   }
 
+  // The dtype in which a number takes part: that of the first tensor, or of a factory.
+  at::ScalarType number_dtype() const {
+    at::ScalarType dtype = at::kLong;
+    for (size_t i = 0; i < arguments_.size(); ++i) {
+      const c10::IValue& value = arguments_[i];
+      if (value.isTensor() && !value.toTensor().unsafeGetTensorImpl()->is_wrapped_number()) {
+        return value.toTensor().scalar_type();
+      }
+      if (value.isTensorList() && !value.toTensorList().empty()) {
+        return value.toTensorList().get(0).scalar_type();
+      }
+      if (op_.kinds[i] == ArgKind::kDtype && value.isInt()) {
+        dtype = static_cast<at::ScalarType>(value.toInt());
+      }
+    }
+    return dtype;
+  }
+
   void scalar(const c10::IValue& value) {
+    if (is_large_unsigned(value)) {
+      node_->key.mix(kUnsigned);
+      scalar(convert_large_unsigned(value, number_dtype()));
+      return;
+    }
     if (value.isNone()) {
       node_->key.mix(kNone);
     } else {
@@ -239,6 +270,16 @@ class Recording {
 
   void scalar_list(const c10::IValue& value) {
     const auto list = value.toListRef();
+    if (C10_UNLIKELY(std::any_of(list.begin(), list.end(), is_large_unsigned))) {
+      c10::List<at::Scalar> converted;
+      for (const auto& element : list) {
+        converted.push_back(
+            (is_large_unsigned(element) ? convert_large_unsigned(element, number_dtype()) : element).toScalar());
+      }
+      node_->key.mix(kUnsigned);
+      scalar_list(converted);
+      return;
+    }
     node_->key.mix(kList + (static_cast<uint64_t>(list.size()) << 32));
     const bool uniform = is_uniform(list);
     if (uniform) {

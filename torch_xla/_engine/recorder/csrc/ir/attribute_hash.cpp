@@ -52,6 +52,12 @@ void mix_attribute(Key& key, const c10::IValue& value) {
   }
 }
 
+c10::IValue convert_large_unsigned(const c10::IValue& value, at::ScalarType dtype) {
+  const uint64_t number = value.toScalar().to<uint64_t>();
+  return at::isIntegralType(dtype, /*includeBool=*/true) ? c10::IValue(static_cast<int64_t>(number))
+                                                         : c10::IValue(static_cast<double>(number));
+}
+
 bool is_uniform(c10::ArrayRef<c10::IValue> numbers) {
   if (numbers.size() < 2 || is_constant_number(numbers[0])) {
     return false;

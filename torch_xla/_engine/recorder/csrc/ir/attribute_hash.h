@@ -25,10 +25,17 @@ enum Tag : uint64_t {
   kOther,
   kDefaultDtype,
   kUniform,
-  kStart
+  kStart,
+  kUnsigned
 };
 
 void mix_attribute(Key& key, const c10::IValue& value);
+
+// Returns whether a number is an integer of 2**63 or more, which IValue holds as unsigned.
+inline bool is_large_unsigned(const c10::IValue& value) { return C10_UNLIKELY(value.isUnsigned() && !value.isInt()); }
+
+// Returns a large unsigned number as torch converts it: to a double among floating-point tensors, else modulo 2**64.
+c10::IValue convert_large_unsigned(const c10::IValue& value, at::ScalarType dtype);
 
 // Mixes in a number: its value if it is a constant of the graph, only its type if it is an operand.
 inline void mix_scalar(Key& key, const c10::IValue& value) {

@@ -92,7 +92,7 @@ void check_numbers(const Op& op, const Node& node, c10::ArrayRef<c10::IValue> ar
   for (size_t i = 0; i < arguments.size(); ++i) {
     const bool wrapped = op.kinds[i] == ArgKind::kTensor && (node.numbers >> i & 1) != 0;
     if (wrapped || (op.kinds[i] == ArgKind::kScalar && !arguments[i].isNone())) {
-      const at::Scalar number = node.attrs[i].toScalar();
+      const at::Scalar number = (wrapped ? node.attrs[i] : arguments[i]).toScalar();
       for (const auto& out : outs) {
         check_number(op, i, number, out.dtype);
       }
