@@ -237,7 +237,10 @@ def _quantized() -> Tensor:
     ("call", "advice"),
     [
         (lambda d: torch.eye(2).to_sparse().to(d), "to_dense"),
-        (lambda d: torch.eye(2).to_sparse_csr().to(d), "new_compressed_tensor|to_dense"),
+        (lambda d: torch.eye(2).to_sparse_csr().to(d), "to_dense"),
+        (lambda d: torch.eye(2).to_sparse_bsr((1, 1)).to(d), "to_dense"),
+        (lambda d: ones(2, 2, device=d).to_sparse_csr(), "dense"),
+        (lambda d: ones(2, 2, device=d).to_sparse_csc(), "dense"),
         (lambda d: ones(2, 2, device=d).to_sparse(), "dense"),
         (lambda d: ones(2, 2, device=d) @ torch.eye(2).to_sparse(), "dense|not an XLA tensor"),
         (
@@ -254,6 +257,9 @@ def _quantized() -> Tensor:
     ids=[
         "sparse",
         "csr",
+        "bsr",
+        "to_sparse_csr",
+        "to_sparse_csc",
         "to_sparse",
         "mm",
         "coo",

@@ -124,6 +124,16 @@ void register_special_kernels() {
   for (auto key : {c10::DispatchKey::SparseXLA, c10::DispatchKey::QuantizedXLA}) {
     library("_", key).fallback(torch::CppFunction::makeFromBoxedFunction<&unsupported_layout>());
   }
+  // Compressed layouts: torch makes them by functions that do not dispatch. `to` has the key of its result.
+  for (auto key : {c10::DispatchKey::XLA, c10::DispatchKey::SparseCsrXLA}) {
+    for (const char* name :
+         {"sparse_compressed_tensor.comp_plain_value_size", "sparse_compressed_tensor.comp_plain_value",
+          "_sparse_compressed_tensor_unsafe", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc"}) {
+      library("aten", key).impl(name, torch::CppFunction::makeFromBoxedFunction<&unsupported_layout>());
+    }
+  }
+  library("aten", c10::DispatchKey::SparseCsrXLA)
+      .impl("_to_copy", torch::CppFunction::makeFromBoxedFunction<&unsupported_layout>());
 }
 
 namespace {
