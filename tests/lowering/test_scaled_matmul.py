@@ -47,6 +47,26 @@ def test_scales_for_rows_and_columns(bias: torch.dtype | None) -> None:
     assert not moved.fallbacks
 
 
+@pytest.mark.skipif(not hasattr(torch.nn.functional, "scaled_mm"), reason="torch has no scaled_mm")
+def test_recipes_of_scaled_mm() -> None:
+    from torch.nn.functional import ScalingType, scaled_mm
+
+    def by_matrix(a: Tensor, b: Tensor, one: Tensor, other: Tensor) -> Tensor:
+        kind = ScalingType.TensorWise
+        return scaled_mm(a, b, one, kind, other, kind, output_dtype=torch.float32)
+
+    def by_row(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor, bias: Tensor) -> Tensor:
+        kind = ScalingType.RowWise
+        return scaled_mm(a, b, rows, kind, columns, kind, bias=bias, output_dtype=torch.bfloat16)
+
+    with counts() as moved:
+        same(by_matrix, *_matrices(E4M3, E5M2), torch.tensor(0.75), torch.tensor(0.3))
+        bias = torch.randn(COLUMNS, dtype=torch.bfloat16)
+        rows, columns = torch.rand(ROWS, 1), torch.rand(1, COLUMNS)
+        same(by_row, *_matrices(E4M3, E4M3), rows, columns, bias, rtol=2e-2, atol=2e-2)
+    assert not moved.fallbacks
+
+
 def test_float8_results_saturate() -> None:
     large = torch.full((16, 16), 400.0).to(E4M3)
     same(lambda x, s: torch._scaled_mm(x, x.t(), s, s).float(), large, torch.tensor(1.0))

@@ -39,3 +39,35 @@ def _scaled_mm(
     if bias is not None:
         product = product + bias.astype(np.float32).reshape(-1)
     return convert(product, ctx.dtype)
+
+
+#: torch.nn.functional.ScalingType: one scale for a matrix, and one for each row of the first or column of the second.
+_TENSOR_WISE, _ROW_WISE = 0, 1
+
+
+@lower("aten::_scaled_mm_v2", ctx=True)
+def _scaled_mm_v2(
+    ctx: LoweringRuleContext,
+    a: jax.Array,
+    b: jax.Array,
+    scale_a: list[jax.Array],
+    recipe_a: list[int],
+    swizzle_a: list[int],
+    scale_b: list[jax.Array],
+    recipe_b: list[int],
+    swizzle_b: list[int],
+    bias: jax.Array | None = None,
+    out_dtype: Any = None,
+    contraction_dim: Any = (),
+    use_fast_accum: bool = False,
+) -> jax.Array:
+    """The operator of ``torch.nn.functional.scaled_mm``, for one scale per matrix, or per row and column."""
+    recipes = {*recipe_a, *recipe_b}
+    if not recipes <= {_TENSOR_WISE, _ROW_WISE} or len(scale_a) != 1 or len(scale_b) != 1:
+        raise NotImplementedError(
+            f"scaled_mm: the recipes {list(recipe_a)} and {list(recipe_b)} scale blocks, which xla does not support; "
+            "use ScalingType.TensorWise or RowWise"
+        )
+    rows = scale_a[0].reshape(-1, 1) if recipe_a[0] == _ROW_WISE else scale_a[0]
+    columns = scale_b[0].reshape(1, -1) if recipe_b[0] == _ROW_WISE else scale_b[0]
+    return _scaled_mm(ctx, a, b, rows, columns, bias)
