@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import torch_xla
+import torch_xla.core.functions as xf
 import torch_xla.core.xla_model as xm
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float64, torch.float16)
@@ -125,6 +126,24 @@ def ragged_all_to_all(me: Replica) -> Iterator[Case]:
         output = torch.full_like(expected, -1.0, device="xla")
         call = functools.partial(xm.ragged_all_to_all, me.mine(data), output, *given, groups)
         yield f"ragged_all_to_all {groups}", call, expected
+        weights = me.data(3 + 4 * count, 3)
+        to_value, to_output = torch.zeros(rows, 3), weights[me.rank].clone()
+        for other in range(count):
+            begin, size = first(sizes[place])[other], sizes[place][other]
+            start = first([row[other] for row in sizes])[place]
+            to_value[begin : begin + size] = weights[group[other]][start : start + size]
+            to_output[first(received)[other] :][: received[other]] = 0
+        gradients = functools.partial(_ragged_gradients, me.mine(data), output, given, groups, me.mine(weights))
+        yield f"gradients of ragged_all_to_all {groups}", gradients, torch.cat([to_value, to_output])
+
+
+def _ragged_gradients(
+    value: torch.Tensor, output: torch.Tensor, given: list[torch.Tensor], groups: Any, weight: torch.Tensor
+) -> torch.Tensor:
+    leaves = value.detach().requires_grad_(), output.detach().requires_grad_()
+    (xf.ragged_all_to_all(*leaves, *given, groups) * weight).sum().backward()
+    found = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    return torch.cat(found)
 
 
 def collective_permute(me: Replica) -> Iterator[Case]:

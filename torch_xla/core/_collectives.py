@@ -233,8 +233,8 @@ def ragged_all_to_all(
 
     This replica sends ``value[input_offsets[i] : input_offsets[i] + send_sizes[i]]`` to replica i of the group, which
     puts it into its output from row ``output_offsets[i]`` on. The arguments are those of ``jax.lax.ragged_all_to_all``,
-    which computes it on TPUs and GPUs; on the CPU each replica gathers all rows. There is no gradient: the gradient of
-    ``value`` is the same exchange in the other direction.
+    which computes it on TPUs and GPUs; on the CPU each replica gathers all rows. There is no
+    gradient; see [torch_xla.core.functions.ragged_all_to_all][].
 
     Args:
       value: rows to send, [rows, ...]; of the same shape on every replica of the group.

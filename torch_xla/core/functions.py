@@ -12,6 +12,7 @@ from torch_xla.core._collectives import Groups
 from torch_xla.core._collectives import all_gather as _all_gather
 from torch_xla.core._collectives import all_reduce as _all_reduce
 from torch_xla.core._collectives import all_to_all as _all_to_all
+from torch_xla.core._collectives import ragged_all_to_all as _ragged_all_to_all
 from torch_xla.core._collectives import reduce_scatter as _reduce_scatter
 
 
@@ -194,3 +195,56 @@ class SyncBatchNorm(torch.nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
+
+
+class RaggedAllToAll(torch.autograd.Function):
+    """Differentiable ragged_all_to_all: the gradients of received rows go back to where the rows came from."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor, output: torch.Tensor, input_offsets: torch.Tensor,
+                send_sizes: torch.Tensor, output_offsets: torch.Tensor, recv_sizes: torch.Tensor,
+                groups: Groups) -> torch.Tensor:  # fmt: skip
+        ctx.groups, ctx.rows = groups, value.shape[0]
+        ctx.save_for_backward(input_offsets, send_sizes, output_offsets, recv_sizes)
+        return _ragged_all_to_all(value, output, input_offsets, send_sizes, output_offsets, recv_sizes, groups)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        (grad,) = grads
+        input_offsets, send_sizes, output_offsets, recv_sizes = ctx.saved_tensors
+        # Where this replica's slices begin on the others: the offsets that the others have passed for it.
+        starts, targets = (_exchange_numbers(offsets, ctx.groups) for offsets in (output_offsets, input_offsets))
+        zeros = grad.new_zeros(ctx.rows, *grad.shape[1:])
+        to_value = _ragged_all_to_all(grad, zeros, starts, recv_sizes, targets, send_sizes, ctx.groups)
+        rows = torch.arange(grad.shape[0], device=grad.device).unsqueeze(1)
+        is_received = ((rows >= starts) & (rows < starts + recv_sizes)).any(1)
+        to_output = grad.masked_fill(is_received.view(-1, *[1] * (grad.dim() - 1)), 0)
+        return to_value, to_output, None, None, None, None, None
+
+
+def _exchange_numbers(numbers: torch.Tensor, groups: Groups) -> torch.Tensor:
+    """Send number i to replica i of the group, and return the numbers that they send to this one."""
+    return numbers if numbers.shape[0] == 1 else _all_to_all(numbers, 0, 0, numbers.shape[0], groups)
+
+
+def ragged_all_to_all(
+    value: torch.Tensor,
+    output: torch.Tensor,
+    input_offsets: torch.Tensor,
+    send_sizes: torch.Tensor,
+    output_offsets: torch.Tensor,
+    recv_sizes: torch.Tensor,
+    groups: Groups = None,
+) -> torch.Tensor:
+    """Exchange slices of rows, as [torch_xla.core.xla_model.ragged_all_to_all][]; differentiable.
+
+    Args:
+      value: rows to send, [rows, ...]. Slices must not overlap: a row that goes to two replicas gets one gradient.
+      output: [rows to receive, ...], of the dtype of ``value``.
+      input_offsets, send_sizes, output_offsets, recv_sizes: integers [group size].
+      groups: replica groups, as lists of ordinals; None is one group of all replicas.
+    """
+    result: torch.Tensor = RaggedAllToAll.apply(  # type: ignore[no-untyped-call]
+        value, output, input_offsets, send_sizes, output_offsets, recv_sizes, groups
+    )
+    return result
