@@ -71,3 +71,22 @@ print(torch.compile(lambda: torch.accelerator.current_accelerator(), backend="ea
 
 def test_dynamo_does_not_trace_the_wrappers() -> None:
     assert run_script(COMPILED, PJRT_DEVICE="CPU").stdout.split() == ["xla"]
+
+
+PINNED = """
+import torch, torch_xla
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.arange(4.0))
+device = {device}
+for workers in (0, 2):
+    loader = DataLoader(data, batch_size=2, pin_memory=True, num_workers=workers, persistent_workers=workers > 0)
+    for _ in range(2):
+        print([(x.to(device).sum().item(), x.is_pinned(), x.device.type) for (x,) in loader])
+"""
+
+
+@pytest.mark.parametrize("device", ["torch.accelerator.current_accelerator()", "torch.ones(1, device='xla').device"])
+def test_pinned_memory_has_no_effect_and_does_not_warn(device: str) -> None:
+    done = run_script(PINNED.format(device=device))
+    assert done.stdout.splitlines() == ["[(1.0, False, 'cpu'), (5.0, False, 'cpu')]"] * 4
+    assert done.stderr == ""

@@ -22,6 +22,12 @@ _NEXT = PrivateApi(
     "timing of waits for a DataLoader",
     "reports attribute the waits for a DataLoader to the step itself",
 )
+_ITERATOR = PrivateApi(
+    "torch.utils.data.dataloader",
+    "_BaseDataLoaderIter",
+    "DataLoader(pin_memory=True) pins nothing for xla, and does not warn",
+    "DataLoader(pin_memory=True) raises while xla is the accelerator",
+)
 _FUSED = PrivateApi(
     "torch.optim.optimizer",
     "_get_fused_kernels_supported_devices",
@@ -132,6 +138,22 @@ def wrap_module_apply(wrapper: Callable[..., Any]) -> None:
 def wrap_data_loader_next(wrapper: Callable[..., Any]) -> None:
     """Wrap ``next`` of every DataLoader's iterator: ``wrapper(original, iterator)``."""
     _NEXT.wrap(wrapper)
+
+
+def never_pin_memory(kind: str) -> None:
+    """Make DataLoaders pin no memory while the accelerator is a device type: pin_memory=True has no effect then."""
+    iterator = _ITERATOR.resolve_or_none()
+    if iterator is None:
+        _ITERATOR.warn_missing()
+        return
+
+    def read(self: Any) -> bool:
+        return bool(vars(self)["_pin_memory"]) and getattr(self, "_pin_memory_device", None) != kind
+
+    def write(self: Any, value: bool) -> None:
+        vars(self)["_pin_memory"] = value
+
+    iterator._pin_memory = property(read, write)  # a property adds no frame below the warnings of the constructor
 
 
 def extend_fused_devices(kind: str) -> None:

@@ -2,8 +2,9 @@
 
 Asking for the accelerator starts no backend. torch asks as well, in scripts that only use the CPU (fork_rng,
 checkpointing, the default device of a block mask): those callers get xla after its first use, and the answer of torch
-before. DataLoader never gets it: memory of the host cannot be pinned for xla. Nor does dynamo, which would guard the
-current stream of the accelerator with a function that only knows the accelerator that torch was built for.
+before. Dynamo never gets it: it would guard the current stream of the accelerator with a function that only knows the
+accelerator that torch was built for. DataLoader(pin_memory=True) gets it in a script that has asked for the accelerator
+or used it, and pins nothing: memory of the host cannot be pinned for xla.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from torch_xla._engine.compat import accelerator
 from torch_xla._engine.device import devices
 from torch_xla._engine.torch_patches import device_memory_api, device_module, device_streams
 
-#: Modules of torch that never get xla.
-_UNCHANGED = ("torch.utils.data.dataloader", "torch._dynamo.")
+_DATA_LOADER = "torch.utils.data.dataloader"
+_DYNAMO = "torch._dynamo."
+
+#: Whether code outside torch has asked for the accelerator; never reset.
+_is_requested = False
 
 
 @functools.cache
@@ -51,10 +55,14 @@ _PASSED = ("torch.accelerator", "torch_xla._engine", "torch._utils")
 def _current(original: Callable[[], Any]) -> Any:
     if not is_xla_accelerator():
         return original()
+    global _is_requested
     caller = _caller()
     inside = caller.startswith("torch.") and not caller.startswith("torch.distributed.")
-    if caller.startswith(_UNCHANGED) or (inside and not devices.backend_started()):
+    if caller.startswith(_DYNAMO):
         return original()
+    if inside and not devices.backend_started() and not (caller == _DATA_LOADER and _is_requested):
+        return original()
+    _is_requested = _is_requested or not inside
     return torch.device("xla")
 
 
