@@ -122,8 +122,8 @@ distributed/launcher/job_attempt:codes  not a cache: exit codes of one attempt
 distributed/spmd/_fully_shard:_fsdp_module no arguments; a class of torch
 distributed/spmd/_fully_shard:_fsdp_class the class by identity, held
 distributed/spmd/_fully_shard:_kept     not a cache: by module, from the pre-hook of a call to its hook
-distributed/spmd/_fully_shard_processes:fsdp_module_class no arguments; a class of torch
 distributed/spmd/_mesh:_jax_mesh        device ids, shape and axis names, by value; the process's devices
+distributed/spmd/_process_fsdp_module:fsdp_module_class no arguments; a class of torch
 experimental/callback:_runners          threads by device
 experimental/custom_kernel/_torch_ops:decode_sharding all arguments as text: spec, mesh and rank; the process's devices
 experimental/scan_layers:_calls         the module by identity, held weakly; its children are compared at each call

@@ -18,7 +18,7 @@ from torch import nn
 from torch_xla._engine.base.import_hooks import on_import
 from torch_xla._engine.compat import distributed as compat
 from torch_xla._engine.compat import dynamo, imported_names, torch_modules
-from torch_xla.distributed.spmd import _fully_shard_processes as processes
+from torch_xla.distributed.spmd import _fully_shard_processes, _process_fsdp_module
 from torch_xla.distributed.spmd._mesh import get_1d_mesh, is_for_xla
 
 #: Attributes: of a sharded parameter, and of a module with a mixed precision policy.
@@ -72,8 +72,8 @@ def fully_shard(
     if mesh is not None and compat.has_process_groups(mesh):
         policy = mp_policy or MixedPrecisionPolicy()
         for each in modules:
-            processes.shard_module(each, mesh, shard_placement_fn, ignored, reshard_after_forward, policy)
-            _become_fsdp_module(each, processes.fsdp_module_class())
+            _fully_shard_processes.shard_module(each, mesh, shard_placement_fn, ignored, reshard_after_forward, policy)
+            _become_fsdp_module(each, _process_fsdp_module.fsdp_module_class())
         return module
     if mp_policy is not None:
         _check_reduce_dtype(modules, mp_policy)

@@ -7,7 +7,6 @@ All of this is recorded: XLA schedules the collectives of a step.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +25,7 @@ from torch_xla.distributed.spmd._process_shards import (
 )
 
 #: The attribute of a module that holds its ShardedModule.
-_STATE = "_torch_xla_sharded_module"
+STATE = "_torch_xla_sharded_module"
 
 Slot = tuple[nn.Module, str]
 
@@ -110,7 +109,7 @@ class ShardedModule:
 
     def _find_root(self) -> None:
         for module in self.module.modules():
-            inner = getattr(module, _STATE, None)
+            inner = getattr(module, STATE, None)
             if inner is not None:
                 inner.is_root = inner is self
 
@@ -134,7 +133,7 @@ class ShardedModule:
             found: torch.Tensor = self.parameters()[saved]
             return found.detach()
 
-        setattr(save, _STATE, True)
+        setattr(save, STATE, True)
         context = torch.autograd.graph.saved_tensors_hooks(save, load)
         context.__enter__()
         return context
@@ -159,7 +158,7 @@ class ShardedModule:
 def _is_checkpointing() -> bool:
     """Whether hooks of others decide what is saved, which compute it again, or move it."""
     hooks = torch_modules.top_saved_tensor_hooks()
-    return hooks is not None and not hasattr(hooks[0], _STATE)
+    return hooks is not None and not hasattr(hooks[0], STATE)
 
 
 def _get(slots: list[Slot]) -> Any:
@@ -213,14 +212,14 @@ def shard_module(
         buffers = torch_modules.direct_buffers(layer)
         for name, buffer in buffers.items():
             buffers[name] = buffer if buffer is None or buffer.is_meta else buffer.to("xla")
-    object.__setattr__(module, _STATE, state)
+    object.__setattr__(module, STATE, state)
 
 
 def _own_parameters(module: nn.Module, ignored: set[nn.Parameter]) -> dict[nn.Parameter, list[Slot]]:
     from torch.distributed.tensor import DTensor
 
     found: dict[nn.Parameter, list[Slot]] = {}
-    inner = (getattr(m, _STATE) for m in module.modules() if hasattr(m, _STATE))
+    inner = (getattr(m, STATE) for m in module.modules() if hasattr(m, STATE))
     taken = {id(parameter) for state in inner for parameter in state.parameters()}
     for path, layer in module.named_modules():
         for name, parameter in torch_modules.direct_parameters(layer).items():
@@ -238,80 +237,6 @@ def _own_parameters(module: nn.Module, ignored: set[nn.Parameter]) -> dict[nn.Pa
                 )
             found.setdefault(parameter, []).append((layer, name))
     return found
-
-
-#: Methods of FSDPModule that tune what XLA schedules here; a gradient is reduced in each backward, which accumulates
-#: to the same sum.
-_WITHOUT_EFFECT = (
-    "reset_iter_state", "set_is_last_backward", "set_requires_gradient_sync", "set_requires_all_reduce",
-    "set_reshard_after_backward", "set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch",
-    "set_unshard_in_backward", "set_force_sum_reduction_for_comms", "set_allocate_memory_from_process_group_for_comm",
-)  # fmt: skip
-
-
-def _state(module: nn.Module) -> ShardedModule:
-    state: ShardedModule = getattr(module, _STATE)
-    return state
-
-
-def _no_op_method(name: str) -> Callable[..., None]:
-    def without_effect(self: Any, *args: Any, **kwargs: Any) -> None:
-        """No-op: XLA schedules the collectives of a step."""
-
-    without_effect.__name__ = name
-    return without_effect
-
-
-def _unsupported_method(name: str) -> Callable[..., None]:
-    def unsupported(self: Any, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError(f"{name}: fully_shard on xla records its collectives, which XLA compiles")
-
-    unsupported.__name__ = name
-    return unsupported
-
-
-@functools.cache
-def fsdp_module_class() -> type:
-    """Return the class that modules get as a base class."""
-    from torch.distributed.fsdp import FSDPModule, UnshardHandle
-
-    class Handle(UnshardHandle):
-        def wait(self) -> None:
-            """Do nothing: the gather is recorded."""
-
-    class ProcessFSDPModule(FSDPModule):
-        def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-            return object.__new__(cls)
-
-        def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-            """Replace the parameters by gathered ones until the next forward, backward or reshard()."""
-            _state(self).gather([])  # type: ignore[arg-type]
-            return Handle() if async_op else None
-
-        def reshard(self) -> None:
-            """Put the sharded parameters back."""
-            _state(self).reshard()  # type: ignore[arg-type]
-
-        def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-            """Set whether backward gathers the parameters again."""
-            modules: list[Any] = list(self.modules()) if recurse else [self]  # type: ignore[attr-defined]
-            for module in modules:
-                if hasattr(module, _STATE):
-                    _state(module).reshard_after_forward = reshard_after_forward
-
-        def set_gradient_divide_factor(self, factor: float) -> None:
-            """Set the divisor of the gradients' sum."""
-            _state(self).divide_factor = float(factor)  # type: ignore[arg-type]
-
-        def _apply(self, *args: Any, **kwargs: Any) -> Any:
-            self.reshard()
-            return super(FSDPModule, self)._apply(*args, **kwargs)  # type: ignore[misc]
-
-    inherited = {name for name in dir(FSDPModule) if name.startswith("set_")} - set(vars(ProcessFSDPModule))
-    for name in sorted(inherited | set(_WITHOUT_EFFECT)):
-        method = _no_op_method(name) if name in _WITHOUT_EFFECT else _unsupported_method(name)
-        setattr(ProcessFSDPModule, name, method)
-    return ProcessFSDPModule
 
 
 for _hook in (ShardedModule.before_forward, ShardedModule.after_forward):
