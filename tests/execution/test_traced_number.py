@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torch_xla._engine.replay.number_inputs import Unexplained, find_inputs
+from torch_xla._engine.replay.number_inputs import Converted, Unexplained, find_inputs
 from torch_xla._engine.replay.traced_number import NumberTrace
 
 
@@ -45,7 +45,7 @@ def test_expressions_are_evaluated_as_python_does(use: Callable[[Any], Any]) -> 
     assert inputs.compute([4.75]) == [(0, use(4.75))]
 
 
-ESCAPES: list[Callable[[Any], Any]] = [
+CONVERSIONS: list[Callable[[Any], Any]] = [
     lambda x: float(int(x)),
     lambda x: float(round(x)),
     lambda x: float(math.floor(x)),
@@ -55,15 +55,27 @@ ESCAPES: list[Callable[[Any], Any]] = [
     lambda x: float(np.floor(x)),
     lambda x: divmod(x, 2)[0],
     lambda x: float(hash(x) % 7),
-    lambda x: 1.0 if x > 2 else 0.0,
-    lambda x: 1.0 if x == -8 else 0.0,
     lambda x: 1.0 if x.is_integer() else 0.0,
 ]
 
 
-@pytest.mark.parametrize("use", ESCAPES)
-def test_other_uses_are_conditions(use: Callable[[Any], Any]) -> None:
-    """A number that the step uses in another way has to be the same, or to lead to the same branch."""
+@pytest.mark.parametrize("use", CONVERSIONS)
+def test_converted_numbers_have_to_be_the_same(use: Callable[[Any], Any]) -> None:
+    """A converted number that changes between the recordings, or with each step, has no replay: the line is named."""
+    (before, _), (now, _), (later, _) = traced(3.5, use), traced(3.5, use), traced(3.25, use)
+    assert find_inputs([1.0], [1.0], (before, now), {}, frozenset()).varying == ()
+    for trace, always in ((later, frozenset()), (now, frozenset({"x"}))):
+        with pytest.raises(Converted) as error:
+            find_inputs([1.0], [1.0], (before, trace), {}, always)
+        assert error.value.line == f"{__file__}:{use.__code__.co_firstlineno}"
+
+
+BRANCHES: list[Callable[[Any], Any]] = [lambda x: 1.0 if x > 2 else 0.0, lambda x: 1.0 if x == -8 else 0.0]
+
+
+@pytest.mark.parametrize("use", BRANCHES)
+def test_branches_are_conditions(use: Callable[[Any], Any]) -> None:
+    """A number that the step compares has to lead to the same branch."""
     (before, old), (now, new) = traced(3.25, use), traced(3.5, use)
     inputs = find_inputs([1.0], [1.0], (before, now), {}, frozenset())
     assert inputs.compute([3.5] * len(inputs.varying)) == []

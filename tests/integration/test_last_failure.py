@@ -32,6 +32,8 @@ WORKERS = {
         1,
     ): "loads ahead; the caller loads, and raises, what this could not",
     ("_engine/data_loading/prefetch.py", 1): "get() raises in place of the batch; no batch follows the last",
+    ("_engine/job/liveness.py", 1): "it terminates its process when a rank is lost",
+    ("_engine/job/program_exchange.py", 1): "a process without beats is taken for dead, and another compiles",
     ("_engine/lowering/decompose.py", 1): "the caller waits for the result",
     ("_engine/parallel/watchdog.py", 1): "terminates the process itself, with a report",
     ("debug/profiler.py", 1): "threading.excepthook; the thread is the caller's",

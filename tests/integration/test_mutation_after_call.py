@@ -423,6 +423,8 @@ HANDOVERS = {
     "_engine/execution/step_closures.py": "test_run_async",
     "_engine/compilation/persistent_cache/prefetch.py": "own files",
     "_engine/data_loading/prefetch.py": "test_refilled_batches",
+    "_engine/job/liveness.py": "own connections",
+    "_engine/job/program_exchange.py": "own counter",
     "_engine/lowering/decompose.py": "waits",
     "_engine/parallel/watchdog.py": "own records",
     "debug/profiler.py": "immutable arguments",

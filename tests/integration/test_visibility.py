@@ -85,10 +85,16 @@ LISTENERS = {
         "set_gloo_address": "integration/test_visibility.py::test_local_job_listens_on_loopback_only",
         "dist.rendezvous": "integration/test_visibility.py::test_local_job_listens_on_loopback_only",  # TORCH_STORE
     },
+    "torch_xla/_engine/job/liveness.py": {
+        "create_server": "on loopback in a local job; a peer that does not send the token of the job's store is closed",
+    },
     "torch_xla/debug/profiler.py": {"start_server": "the user requests it, and jax has no argument for the address"},
     "torch_xla/distributed/launcher/launch.py": {"create_server": "on 127.0.0.1, and closed immediately"},
     "torch_xla/distributed/xla_multiprocessing.py": {"bind": "never listens"},
-    "torch_xla/distributed/xla_backend.py": {"new_group": "the caller names the backend"},
+    "torch_xla/distributed/xla_backend.py": {
+        "new_group": "the caller names the backend",
+        "init_process_group": "the backend xla, at the launcher's store",
+    },
     "torch_xla/utils/utils.py": {"bind": "never listens"},
     "torch_xla/experimental/distributed_checkpoint/manager.py": {"new_group": "torch's gloo, at the machine's address"},
 }
@@ -114,7 +120,8 @@ def test_every_listener_is_in_the_table() -> None:
 
 #: Modules that unpickle files: from where, and why no other user can write there.
 UNPICKLE = {
-    "torch_xla/_engine/compilation/persistent_cache/storage.py": "the cache folder, which only the user may write",
+    "torch_xla/_engine/compilation/persistent_cache/serialized_program.py": "the cache folder, which only the user may "
+    "write, and the key-value store of the job, which runs the same code",
     "torch_xla/aot/api.py": "a file that the program names, as for torch.load",
 }
 

@@ -166,6 +166,7 @@ CASES: dict[str, tuple[Recording, Recording, str]] = {
     "constant": (lambda: X() * 1, lambda: X() * -1, "argument"),
     "constant or operand": (lambda: X() * 1, lambda: X() * 2, "argument"),
     "negative zero": (lambda: X() + 0.0, lambda: X() + -0.0, "argument"),
+    "int or unsigned": (lambda: X() + 3, lambda: X() + 2**63, "argument"),
     "int or float": (lambda: X() + 1, lambda: X() + 1.0, "argument"),
     "int or bool": (lambda: X() + 1, lambda: X() + True, "argument"),
     "number or tensor": (lambda: X() + 2, lambda: X() + NUMBER(), "argument"),
@@ -251,6 +252,7 @@ INGREDIENTS = {
     # of its arguments
     "node_->key.mix(kNone);": ["tensor or nothing", "number or nothing", "position in a list"],
     "node_->key.mix(kList + (static_cast<uint64_t>(list.size()) << 32));": ["tensors in a list", "list of numbers"],
+    "node_->key.mix(kUnsigned);": ["int or unsigned"],
     "mix_scalar(node_->key, number);": ["number or tensor", "type of a number", "int or float", "int or bool"],
     "mix_scalar(node_->key, value);": ["number or nothing", "type of a number"],
     "mix_scalar(node_->key, element);": ["list of numbers"],

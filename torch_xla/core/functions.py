@@ -197,7 +197,7 @@ class SyncBatchNorm(torch.nn.Module):
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
 
 
-class RaggedAllToAll(torch.autograd.Function):
+class _RaggedAllToAll(torch.autograd.Function):
     """Differentiable ragged_all_to_all: the gradients of received rows go back to where the rows came from."""
 
     @staticmethod
@@ -244,7 +244,7 @@ def ragged_all_to_all(
       input_offsets, send_sizes, output_offsets, recv_sizes: integers [group size].
       groups: replica groups, as lists of ordinals; None is one group of all replicas.
     """
-    result: torch.Tensor = RaggedAllToAll.apply(  # type: ignore[no-untyped-call]
+    result: torch.Tensor = _RaggedAllToAll.apply(  # type: ignore[no-untyped-call]
         value, output, input_offsets, send_sizes, output_offsets, recv_sizes, groups
     )
     return result

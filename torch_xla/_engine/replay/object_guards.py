@@ -209,9 +209,12 @@ class ObjectWalk:
 
 @functools.lru_cache(maxsize=4096)
 def _names_in(code: types.CodeType) -> frozenset[str]:
-    """Return the names of globals and attributes in a function and in those defined in it."""
+    """Return the names of globals and attributes in a function and in those defined in it.
+
+    Names with an @ are left out: pytest puts them into assert statements, and its session is reached from there.
+    """
     inner = (_names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(code.co_names).union(*inner)
+    return frozenset(name for name in code.co_names if not name.startswith("@")).union(*inner)
 
 
 def _is_user_module(module: Any) -> bool:
