@@ -107,7 +107,7 @@ def _lower_special(platform: str) -> Callable[..., Any]:
             assert given == avals, f"the kernel for {platform} returns {given}, the default returns {avals}"
             return results
 
-        with jax.enable_x64(False), _assume_tpu_target() if platform == "tpu" else _accept_triton():
+        with jax.enable_x64(False), _assume_device(platform), _accept_triton():
             return mlir.lower_fun(checked, multiple_results=True)(ctx, *args)
 
     return lower
@@ -121,15 +121,20 @@ def _accept_triton() -> Iterator[None]:
         yield
 
 
-def _assume_tpu_target() -> AbstractContextManager[Any]:
-    """Let Pallas kernels lower for a TPU v5e within the block if there is neither a TPU nor an abstract device.
+#: The device that kernels are lowered for if this machine has none of its platform: kind, cores, platform of jax.
+_ASSUMED_DEVICES = {"tpu": ("TPU v5e", 1, "tpu"), "cuda": ("NVIDIA A100", None, "gpu")}
 
-    To compile for another TPU, set ``jax.sharding.AbstractMesh(..., abstract_device=)``.
+
+def _assume_device(platform: str) -> AbstractContextManager[Any]:
+    """Let Pallas kernels lower within the block if there is neither a device of the platform nor an abstract device.
+
+    To compile for another device, set ``jax.sharding.AbstractMesh(..., abstract_device=)``.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if jax.default_backend() == "tpu" or mesh.abstract_device is not None:
+    kind, cores, backend = _ASSUMED_DEVICES[platform]
+    if jax.default_backend() == backend or mesh.abstract_device is not None:
         return nullcontext()
-    device = jax.sharding.AbstractDevice(device_kind="TPU v5e", num_cores=1, platform="tpu")
+    device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=cores, platform=backend)
     return jax.sharding.use_abstract_mesh(mesh.update(abstract_device=device))
 
 
