@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.helpers import run_script
 
 EARLIER = """
@@ -51,6 +53,24 @@ assert x.tolist() == [1.0, 1.0] and not devices.backend_started()
 """
 
 
+#: The device of a script without a device's name.
+NEUTRAL_GROUP = """
+import torch
+import torch.distributed as dist
+import torch_xla
+device = {device}
+dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)
+assert str(dist.get_backend_config()) == "xla:xla", dist.get_backend_config()
+x = torch.arange(3.0, device=device)
+dist.all_reduce(x)
+dist.barrier()
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 2).to(device))
+model(x).sum().backward()
+assert (x.tolist(), model.module.bias.grad.tolist()) == ([0.0, 1.0, 2.0], [1.0, 1.0])
+dist.destroy_process_group()
+"""
+
+
 def test_names_imported_before_torch_xla_are_replaced() -> None:
     run_script(EARLIER, fresh="torch is used before torch_xla is imported")
 
@@ -66,3 +86,8 @@ def test_a_bound_device_chooses_the_process_group() -> None:
 
 def test_process_groups_of_cpu_scripts_are_those_of_torch() -> None:
     run_script(CPU_GROUP)
+
+
+@pytest.mark.parametrize("device", ["torch.accelerator.current_accelerator()", "torch.ones(1, device='xla').device"])
+def test_process_groups_without_arguments_are_those_of_the_accelerator(device: str) -> None:
+    run_script(NEUTRAL_GROUP.format(device=device), PJRT_DEVICE="CPU")

@@ -14,6 +14,12 @@ from torch_xla._engine.compat.private_api import PrivateApi
 
 _WITHOUT = "torch.accelerator does not know xla: use torch_xla.device() and torch.xla"
 _CURRENT = PrivateApi("torch._C", "_accelerator_getAccelerator", "torch.accelerator on xla", _WITHOUT)
+_CURRENT_OR_CPU = PrivateApi(
+    "torch._C",
+    "_get_accelerator",
+    "init_process_group() chooses the backend of xla",
+    "init_process_group() without arguments chooses gloo: name the backend xla",
+)
 _TYPE = PrivateApi("torch._utils", "_get_available_device_type", "libraries find xla by this function", _WITHOUT)
 _FUNCTIONS = {
     name: PrivateApi("torch._C", f"_accelerator_{name}", "torch.accelerator on xla", _WITHOUT, since=since)
@@ -44,9 +50,12 @@ def built_accelerator() -> Any:
     return None if found is None else getattr(found, "__wrapped__", found)()
 
 
-def wrap_current(current: Callable[[Any], Any], device_type: Callable[[Any], Any]) -> None:
-    """Wrap the functions that return the accelerator, by ``current(original)``, and its type."""
+def wrap_current(
+    current: Callable[[Any], Any], current_or_cpu: Callable[[Any], Any], device_type: Callable[[Any], Any]
+) -> None:
+    """Wrap the functions that return the accelerator, the accelerator or CPU, and its type: ``current(original)``."""
     _CURRENT.wrap(current)
+    _CURRENT_OR_CPU.wrap(current_or_cpu)
     _TYPE.wrap(device_type)
 
 

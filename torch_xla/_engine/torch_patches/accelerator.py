@@ -3,8 +3,8 @@
 Asking for the accelerator starts no backend. torch asks as well, in scripts that only use the CPU (fork_rng,
 checkpointing, the default device of a block mask): those callers get xla after its first use, and the answer of torch
 before. Dynamo never gets it: it would guard the current stream of the accelerator with a function that only knows the
-accelerator that torch was built for. DataLoader(pin_memory=True) gets it in a script that has asked for the accelerator
-or used it, and pins nothing: memory of the host cannot be pinned for xla.
+accelerator that torch was built for. In a script that has asked for the accelerator or used it, init_process_group()
+chooses the backend xla, and DataLoader(pin_memory=True) pins nothing: memory of the host cannot be pinned for xla.
 """
 
 from __future__ import annotations
@@ -22,9 +22,6 @@ from torch_xla._engine.compat import accelerator
 from torch_xla._engine.device import devices
 from torch_xla._engine.torch_patches import device_memory_api, device_module, device_streams
 
-_DATA_LOADER = "torch.utils.data.dataloader"
-_DYNAMO = "torch._dynamo."
-
 #: Whether code outside torch has asked for the accelerator; never reset.
 _is_requested = False
 
@@ -41,34 +38,61 @@ def is_xla_accelerator() -> bool:
     return _other_accelerator() is None
 
 
-def _caller() -> str:
-    """Return the name of the module that calls torch.accelerator."""
+def _caller() -> tuple[str, str]:
+    """Return the names of the module and of the function that call torch.accelerator."""
     frame = sys._getframe(2)
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith(_PASSED):
         frame = frame.f_back
-    return str(frame.f_globals.get("__name__"))
+    return str(frame.f_globals.get("__name__")), frame.f_code.co_qualname
 
 
 _PASSED = ("torch.accelerator", "torch_xla._engine", "torch._utils")
 
+#: Callers that decide by the accelerator what a script without a device gets: DataLoader(pin_memory=True) and
+#: init_process_group().
+_DEFAULTS = {
+    ("torch.utils.data.dataloader", "_BaseDataLoaderIter.__init__"),
+    ("torch.distributed.distributed_c10d", "BackendConfig.__init__"),
+}
+
 
 def _current(original: Callable[[], Any]) -> Any:
+    """Choose who gets xla, which no other accelerator hides.
+
+    | caller | gets xla |
+    | --- | --- |
+    | code outside torch | yes, and has asked for the accelerator |
+    | torch._dynamo | no |
+    | one of _DEFAULTS | once a script has asked for the accelerator or a backend has started |
+    | the rest of torch.distributed | yes |
+    | the rest of torch | once a backend has started |
+    """
     if not is_xla_accelerator():
         return original()
     global _is_requested
-    caller = _caller()
-    inside = caller.startswith("torch.") and not caller.startswith("torch.distributed.")
-    if caller.startswith(_DYNAMO):
+    module, function = _caller()
+    if not module.startswith("torch."):
+        _is_requested = True
+        return torch.device("xla")
+    if module.startswith("torch._dynamo."):
         return original()
-    if inside and not devices.backend_started() and not (caller == _DATA_LOADER and _is_requested):
-        return original()
-    _is_requested = _is_requested or not inside
-    return torch.device("xla")
+    if (module, function) in _DEFAULTS:
+        chosen = _is_requested or devices.backend_started()
+    else:
+        chosen = module.startswith("torch.distributed.") or devices.backend_started()
+    return torch.device("xla") if chosen else original()
+
+
+def _current_or_cpu(original: Callable[[], Any]) -> Any:
+    """Return xla once a script has asked for the accelerator or used it; torch's answer before."""
+    if is_xla_accelerator() and (_is_requested or devices.backend_started()):
+        return torch.device("xla")
+    return original()
 
 
 def _device_type(original: Callable[[], Any]) -> Any:
     found = original()
-    if found is None and is_xla_accelerator() and not _caller().startswith("torch."):
+    if found is None and is_xla_accelerator() and not _caller()[0].startswith("torch."):
         return "xla"
     return found
 
@@ -109,5 +133,5 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 def patch_accelerator() -> None:
     """Wrap torch's functions, once."""
-    accelerator.wrap_current(dynamo_hooks.graph_break(_current), dynamo_hooks.graph_break(_device_type))
+    accelerator.wrap_current(*(dynamo_hooks.graph_break(f) for f in (_current, _current_or_cpu, _device_type)))
     accelerator.wrap_functions(_FUNCTIONS, is_xla_accelerator)

@@ -23,7 +23,16 @@ class SyncFree(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None, found_inf: Tensor | None = None) -> Any:
-        """Run one step and return the result of ``closure``, which is called first, with gradients enabled."""
+        """Run one step, which ``found_inf`` skips on the device.
+
+        Args:
+          closure: A function that computes the loss and its gradients. It is called first, with gradients enabled.
+          found_inf: A tensor of one number; the step changes nothing if it is not 0. The default is the attribute
+            ``found_inf``, which ``torch.amp.GradScaler`` sets.
+
+        Returns:
+          The result of ``closure``; None without one.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
