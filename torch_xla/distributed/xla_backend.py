@@ -87,7 +87,8 @@ class ProcessGroupXla(dist.ProcessGroup):
     supports_splitting = False
 
     def _get_backend(self, device: torch.device) -> Any:
-        return self if torch.device(device).type == "xla" else super()._get_backend(device)
+        # Collectives take CPU tensors, too.
+        return self if torch.device(device).type in ("xla", "cpu") else super()._get_backend(device)
 
     @property
     def _device_types(self) -> list[torch.device]:
