@@ -70,7 +70,11 @@ def collect_faults(page: Page, address: str) -> Iterator[list[str]]:
     listeners = {
         "console": lambda message: message.type == "error" and faults.append(f"console: {message.text}"),
         "pageerror": lambda error: faults.append(f"exception: {error}"),
-        "requestfailed": lambda request: faults.append(f"cannot be loaded: {request.url}"),
+        # A page that is left aborts what it still loads, on a busy machine.
+        "requestfailed": lambda request: (
+            request.failure == "net::ERR_ABORTED"
+            or faults.append(f"cannot be loaded: {request.url}: {request.failure}")
+        ),
         "request": lambda request: (
             request.url.startswith((address, "data:", "blob:", "about:"))
             or faults.append(f"request to another host: {request.url}")
