@@ -260,9 +260,9 @@ def test_a_missing_rank_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.PrefixStore("torch_xla/attempts", dist.HashStore())
     store.add("tickets", 2)
     with pytest.raises(RuntimeError, match=r"rank 0 waited .* for rank 1, 2 of 3 to use its xla device"):
-        attempts._name_attempt(store, timedelta(seconds=0.1))
+        attempts._serve_tickets(store, timedelta(seconds=0.1))
     assert store.check(["answer/1", "answer/2"])
     monkeypatch.setattr(replicas, "process_index", lambda: 1)
     with pytest.raises(RuntimeError, match=r"rank 1 waited .* for rank 0 of 3 to use its xla device"):
-        attempts._ask(store, timedelta(seconds=0.1))
+        attempts._request_attempt(store, timedelta(seconds=0.1))
     assert store.add("tickets", 0) == 3

@@ -103,10 +103,14 @@ def _full(value: Any) -> torch.Tensor:
 
 
 def _compare(net: nn.Module, expected: nn.Module, tolerance: float = 2e-3) -> None:
-    for (name, ours), theirs in zip(net.named_parameters(), expected.parameters(), strict=True):
-        assert isinstance(ours, DTensor) and ours.to_local().device.type == "xla"
+    for (name, parameter), reference in zip(net.named_parameters(), expected.parameters(), strict=True):
+        assert isinstance(parameter, DTensor) and parameter.to_local().device.type == "xla"
         torch.testing.assert_close(
-            _full(ours), theirs.detach(), rtol=tolerance, atol=tolerance, msg=lambda text, name=name: f"{name}: {text}"
+            _full(parameter),
+            reference.detach(),
+            rtol=tolerance,
+            atol=tolerance,
+            msg=lambda text, name=name: f"{name}: {text}",
         )
 
 
@@ -172,10 +176,14 @@ def mixed_precision() -> None:
     assert seen == [(torch.bfloat16, torch.bfloat16)] and y.dtype == torch.float32
     expected = _net()
     expected(_batch(0)).square().mean().backward()
-    for ours, theirs in zip(net.parameters(), expected.parameters(), strict=True):
-        assert ours.dtype == torch.float32 and isinstance(ours.grad, DTensor) and ours.grad.placements == (Shard(0),)
-        assert theirs.grad is not None
-        assert (_full(ours.grad) - theirs.grad).norm() <= 0.05 * theirs.grad.norm() + 0.01
+    for parameter, reference in zip(net.parameters(), expected.parameters(), strict=True):
+        assert (
+            parameter.dtype == torch.float32
+            and isinstance(parameter.grad, DTensor)
+            and parameter.grad.placements == (Shard(0),)
+        )
+        assert reference.grad is not None
+        assert (_full(parameter.grad) - reference.grad).norm() <= 0.05 * reference.grad.norm() + 0.01
 
 
 def methods() -> None:

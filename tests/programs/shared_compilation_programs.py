@@ -105,7 +105,7 @@ def _run(mode: str, folder: Path, rank: int) -> None:
     ordinal_constants._log.addHandler(handler)
     warnings.filterwarnings("default", "torch_xla: could not load a program")
     if mode == "killed":
-        program_exchange._PATIENCE = 3.0
+        program_exchange._HEARTBEAT_TIMEOUT = 3.0
         torch.ones(1).to("xla")  # joins the job, and compiles nothing
         _kill_while_compiling()
     value = {"train": _train, "one_rank": _one_rank, "ordinals": _ordinals, "killed": _deep_program}[mode]()

@@ -23,13 +23,13 @@ from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.job import replicas
 
-_PERIOD = 0.02  # seconds
+_POLL_INTERVAL = 0.02  # seconds
 
 _attempt: str | None = None  # of this process; set once
 _lock = fork_safe_lock()
 
 
-def with_prefix(store: dist.Store, timeout: timedelta) -> dist.Store:
+def add_attempt_prefix(store: dist.Store, timeout: timedelta) -> dist.Store:
     """Return the store with the prefix of this attempt; the first call of a process waits for all ranks.
 
     Raises RuntimeError, which names the missing ranks, after the timeout.
@@ -38,11 +38,15 @@ def with_prefix(store: dist.Store, timeout: timedelta) -> dist.Store:
     with _lock:
         if _attempt is None:
             tickets = dist.PrefixStore("torch_xla/attempts", store)
-            _attempt = _name_attempt(tickets, timeout) if replicas.process_index() == 0 else _ask(tickets, timeout)
+            _attempt = (
+                _serve_tickets(tickets, timeout)
+                if replicas.process_index() == 0
+                else _request_attempt(tickets, timeout)
+            )
     return dist.PrefixStore(f"torch_xla/{_attempt}", store)
 
 
-def _ask(store: dist.Store, timeout: timedelta) -> str:
+def _request_attempt(store: dist.Store, timeout: timedelta) -> str:
     ticket = store.add("tickets", 1)
     try:
         store.wait([f"answer/{ticket}"], timeout)
@@ -53,7 +57,7 @@ def _ask(store: dist.Store, timeout: timedelta) -> str:
     return attempt
 
 
-def _name_attempt(store: dist.Store, timeout: timedelta) -> str:
+def _serve_tickets(store: dist.Store, timeout: timedelta) -> str:
     attempt, answered = uuid.uuid4().hex, 0
     here = [f"{attempt}/here/{rank}" for rank in range(1, replicas.process_count())]
     deadline = time.monotonic() + timeout.total_seconds()
@@ -64,7 +68,7 @@ def _name_attempt(store: dist.Store, timeout: timedelta) -> str:
         answered = given
         if time.monotonic() > deadline:
             raise _missing_error([rank for rank, key in enumerate(here, 1) if not store.check([key])])
-        time.sleep(_PERIOD)
+        time.sleep(_POLL_INTERVAL)
     return attempt
 
 

@@ -91,7 +91,7 @@ def job_store() -> dist.Store:
     meeting = dist.rendezvous("env://", replicas.process_index(), replicas.process_count(), timeout=timeout)
     store: dist.Store = next(meeting)[0]
     if replicas.is_elastic():
-        store = attempts.with_prefix(store, timeout)
+        store = attempts.add_attempt_prefix(store, timeout)
         liveness.watch_peers(store, _find_loopback() or _host())
     return store
 

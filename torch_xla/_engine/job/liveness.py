@@ -1,9 +1,9 @@
 """End all processes of an elastic job when one is lost, with one line that names it; torchelastic then restarts them.
 
-Every rank has a connection to rank 0. The kernel closes the connections of a killed process immediately; that of a
-machine that is gone fails after _GONE seconds. jax's own heartbeats notice a lost process only after 100 seconds.
+Every rank has a connection to rank 0. The kernel closes the connections of a killed process immediately; that of an
+unreachable machine fails after _UNREACHABLE_TIMEOUT seconds. jax's heartbeats notice a lost process only after 100.
 
-    watching --stop_watching--> left             this rank said BYE: its end is not a loss
+    watching --stop_watching--> left             this rank sent BYE: its end is not a loss
     watching --a connection ends without BYE--> rank 0 tells the others which rank was lost; all exit with code 1
 
 Rank 0 prints the line. If rank 0 itself was lost, rank 1 does, unless jax, whose coordinator is in rank 0, ends rank 1
@@ -28,7 +28,7 @@ from torch_xla._engine.base.settings import settings
 from torch_xla._engine.job import replicas
 
 #: Seconds: until the connection to a machine that does not answer fails, and that a rank takes to introduce itself.
-_GONE, _INTRODUCTION = 10, 30.0
+_UNREACHABLE_TIMEOUT, _HANDSHAKE_TIMEOUT = 10, 30.0
 _BYE = b"bye\n"
 
 _is_watching = False  # set once
@@ -53,7 +53,7 @@ def watch_peers(store: dist.Store, host: str) -> None:
     timeout = timedelta(seconds=settings.TORCH_XLA_RENDEZVOUS_TIMEOUT)
     store.wait(["liveness"], timeout)
     port, token = store.get("liveness").decode().split()
-    connection = socket.create_connection((host, int(port)), timeout=_INTRODUCTION)
+    connection = socket.create_connection((host, int(port)), timeout=_HANDSHAKE_TIMEOUT)
     connection.settimeout(None)
     _keep_alive(connection)
     connection.sendall(f"{token} {replicas.process_index()} {socket.gethostname()}\n".encode())
@@ -83,7 +83,7 @@ def _keep_alive(connection: socket.socket) -> None:
         if hasattr(socket, option):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _GONE * 1000)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREACHABLE_TIMEOUT * 1000)
 
 
 class _Watcher:
@@ -106,7 +106,7 @@ class _Watcher:
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
-        connection.settimeout(_INTRODUCTION)
+        connection.settimeout(_HANDSHAKE_TIMEOUT)
         with suppress(OSError, ValueError):
             token, rank, host = connection.makefile().readline().split()
             if token == self._token:
@@ -120,15 +120,15 @@ class _Watcher:
 
     def _read(self, connection: socket.socket) -> None:
         try:
-            said = connection.recv(64)
+            received = connection.recv(64)
         except OSError:
-            said = b""
-        if said and not said.startswith(_BYE):
+            received = b""
+        if received and not received.startswith(_BYE):
             return
         name = self._names.pop(connection)
         self._selector.unregister(connection)
         _connections.remove(connection)
-        if not said and not _leaving.is_set():
+        if not received and not _leaving.is_set():
             for other in self._names:
                 with suppress(OSError):
                     other.sendall(b"lost\n")
@@ -138,12 +138,12 @@ class _Watcher:
 def _wait_for_loss(connection: socket.socket) -> None:
     """Wait until rank 0 says that a rank is lost, or is lost itself."""
     try:
-        said = connection.recv(64)
+        received = connection.recv(64)
     except OSError:
-        said = b""
-    if said.startswith(_BYE) or _leaving.is_set():
+        received = b""
+    if received.startswith(_BYE) or _leaving.is_set():
         return
-    is_reporter = not said and replicas.process_index() == 1
+    is_reporter = not received and replicas.process_index() == 1
     _exit(f"rank 0 of {replicas.process_count()}" if is_reporter else None)
 
 

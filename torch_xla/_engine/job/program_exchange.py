@@ -2,11 +2,11 @@
 
 Of a program that several processes need, each calls ``Exchange.take_turn`` with the program's name:
 
-    turn 0: a hash of the name chooses a rank, which claims the turn; the others wait _GRACE for its claim, and then the
-            first of them claims: a rank may not need the program at all
+    turn 0: a hash of the name chooses a rank, which claims the turn; the others wait _CLAIM_TIMEOUT for its
+            claim, and then the first of them claims: a rank may not need the program at all
     the owner of the turn compiles, and publishes the outcome:    PATH of the program's file, BYTES, or FAILED
-    the others wait for the outcome while the owner is alive:     it writes a beat every _PERIOD seconds
-    no beat for _PATIENCE: the next turn, which the first of those that wait claims
+    the others wait for the outcome while the owner is alive:     it writes a beat every _HEARTBEAT_INTERVAL seconds
+    no beat for _HEARTBEAT_TIMEOUT: the next turn, which the first of those that wait claims
 
 Keys under torch_xla/program/NAME/: owner/TURN, beat/TURN, outcome/TURN, bytes, taken. They exist as long as the job,
 except the bytes, which are deleted when every other process of the program has taken them.
@@ -27,7 +27,7 @@ from torch_xla._engine.job import coordination, replicas
 
 #: Seconds: between two beats of a process that compiles; without a beat, after which it is taken for dead; and that the
 #: others give the chosen rank to claim the first turn.
-_PERIOD, _PATIENCE, _GRACE = 1.0, 10.0, 0.5
+_HEARTBEAT_INTERVAL, _HEARTBEAT_TIMEOUT, _CLAIM_TIMEOUT = 1.0, 10.0, 0.5
 
 #: Milliseconds in which the key-value store of a busy machine returns a value that exists.
 _REPLY_TIMEOUT = 60_000
@@ -83,7 +83,7 @@ class Exchange:
         """Return the owner of a turn: this process, unless another has claimed the turn."""
         key = f"{self._place}/owner/{turn}"
         if turn == 0 and self._rank != self._chosen:
-            claimed = self._get(key, _GRACE)
+            claimed = self._get(key, _CLAIM_TIMEOUT)
             if claimed is not None:
                 return int(claimed)
         try:
@@ -98,13 +98,14 @@ class Exchange:
         """Return the outcome of a turn; None if its owner has died."""
         last, since = None, time.monotonic()
         while True:
-            outcome = self._get(f"{self._place}/outcome/{turn}", _PERIOD)  # Ctrl-C is handled between two calls
+            # Ctrl-C is handled between two calls.
+            outcome = self._get(f"{self._place}/outcome/{turn}", _HEARTBEAT_INTERVAL)
             if outcome is not None:
                 return outcome
             beat = self._find(f"beat/{turn}")
             if beat != last:
                 last, since = beat, time.monotonic()
-            elif time.monotonic() - since > _PATIENCE:
+            elif time.monotonic() - since > _HEARTBEAT_TIMEOUT:
                 return None
 
     def _find(self, key: str) -> bytes | None:
@@ -144,7 +145,7 @@ class Exchange:
 
         def beat() -> None:
             count = 0
-            while not ended.wait(_PERIOD):
+            while not ended.wait(_HEARTBEAT_INTERVAL):
                 count += 1
                 with suppress(jax.errors.JaxRuntimeError):  # the job ends
                     self._set(f"beat/{turn.number}", str(count).encode())

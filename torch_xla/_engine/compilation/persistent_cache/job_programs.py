@@ -82,8 +82,8 @@ def compile_or_fetch(
 
 def _read(file: Path, files: CacheFolder | None) -> bytes:
     """Return the contents of a program file. Raises OSError."""
-    is_ours = files is not None and file.parent == files.folder
-    if not is_ours and not private_folder.is_trusted_file(file):
+    is_in_own_folder = files is not None and file.parent == files.folder
+    if not is_in_own_folder and not private_folder.is_trusted_file(file):
         raise PermissionError(f"{file} belongs to another user or is writable by other users")
     return file.read_bytes()
 
