@@ -58,7 +58,9 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
     ):
         # jax (0.10.2) lets a buffer on the CPU share the memory of an aligned array, also where may_alias is False: a
         # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
-        own = tensor.to(dtypes.storage_dtype(tensor.dtype), copy=capabilities.shares_host_memory(place))
+        # A tensor on another device (CUDA) passes through the host.
+        shares = capabilities.shares_host_memory(place)
+        own = tensor.to("cpu", dtypes.storage_dtype(tensor.dtype), copy=shares)
         flat = own.dim() > _MOST_DIMS
         host = _to_host(own.reshape(-1) if flat else own)
         with recorder.enable_x64():
