@@ -34,6 +34,13 @@ rng = np.random.default_rng(7)
 INTERPRET: Any = True
 
 
+@pytest.fixture(autouse=True)
+def no_cudnn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let no kernel be cuDNN's, which may be installed and has no interpreter for the CPU."""
+    if "cudnn" not in request.node.name:
+        monkeypatch.setattr(flash_attention_cuda, "_has_cudnn", lambda *_: False)
+
+
 def _normal(*shape: int, dtype: Any = np.float32) -> jax.Array:
     return jnp.asarray(rng.standard_normal(shape), dtype)
 

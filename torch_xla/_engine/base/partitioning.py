@@ -29,3 +29,9 @@ def is_auto_partitioned(ctx: mlir.LoweringRuleContext) -> bool:
     if mesh is not None:  # inside jax.shard_map
         return mesh.size > 1 and set(context.manual_axes) != set(mesh.axis_names)
     return (getattr(context, "num_devices", 1) or 1) > 1
+
+
+def has_devices(ctx: mlir.LoweringRuleContext) -> bool:
+    """Whether a program is lowered for devices; if not, it is exported for a platform of any number of devices."""
+    context: Any = ctx.module_context.axis_context
+    return getattr(context, "mesh", None) is not None or getattr(context, "device_assignment", None) is not None

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from torch_xla._engine.platform_kernels import platform_dispatch
 from torch_xla._engine.platform_kernels.pallas_gpu import load_pallas_gpu_module
 
 Maybe = jax.Array | None
@@ -66,10 +67,11 @@ def backward(options: _Options) -> Callable[..., Any]:
 def _select_kernel(options: _Options, moved: list[Any]) -> Callable[..., Callable[..., Any]]:
     """Return cuDNN's attention if it supports the call, else Triton's, else, in a jax without it, XLA's.
 
+    jax cannot export cuDNN's attention: its lowering asks for the number of devices.
     tokamax, which newer releases of jax recommend instead, lowers for a GPU only on a machine that has one, and returns
     no log-sum-exp.
     """
-    if _has_cudnn(options, moved):
+    if platform_dispatch.is_lowered_for_devices() and _has_cudnn(options, moved):
         return _cudnn
     return _xla if load_pallas_gpu_module("attention") is None else _triton
 

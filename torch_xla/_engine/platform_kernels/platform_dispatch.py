@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +108,8 @@ def _lower_special(platform: str) -> Callable[..., Any]:
             assert given == avals, f"the kernel for {platform} returns {given}, the default returns {avals}"
             return results
 
-        with jax.enable_x64(False), _assume_device(platform), _accept_triton():
+        devices = _set_for_devices(partitioning.has_devices(ctx))
+        with jax.enable_x64(False), _assume_device(platform), _accept_triton(), devices:
             return mlir.lower_fun(checked, multiple_results=True)(ctx, *args)
 
     return lower
@@ -119,6 +121,23 @@ def _accept_triton() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
         yield
+
+
+_for_devices: ContextVar[bool] = ContextVar("for_devices", default=True)
+
+
+def is_lowered_for_devices() -> bool:
+    """Whether the kernel that is lowered now is for given devices, not exported for a platform."""
+    return _for_devices.get()
+
+
+@contextmanager
+def _set_for_devices(value: bool) -> Iterator[None]:
+    token = _for_devices.set(value)
+    try:
+        yield
+    finally:
+        _for_devices.reset(token)
 
 
 #: The device that kernels are lowered for if this machine has none of its platform: kind, cores, platform of jax.
