@@ -11,7 +11,7 @@ CPP = $(shell find torch_xla/_engine/recorder/csrc torch_xla/_engine/cpu_backend
 # Containers often set it, and each interpreter that a test starts would compile all modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-versions test-newest test-clients test-clients-sample test-client-suites test-ops test-targets test-plugin wheel \
+.PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-versions test-newest test-clients test-clients-sample test-client-suites test-ops test-targets test-plugin test-gpu wheel \
     test-debian lint fix bench docs docs-check notebooks clean
 
 help:
@@ -29,6 +29,7 @@ help:
 	@echo "make test-ops  compare every torch operator with the CPU (slow)"
 	@echo "make test-targets  cross-compile every lowering rule for TPU and GPU targets (slow)"
 	@echo "make test-plugin  the core tests on a foreign PJRT plugin (needs Python 3.12, or PLUGIN_PYTHON)"
+	@echo "make test-gpu  the operator sample, training and GPU tests on an NVIDIA GPU (needs jax's CUDA plugin)"
 	@echo "make wheel     one wheel with compiled libraries for torch 2.11 to 2.15, checked without a compiler (slow)"
 	@echo "make test-debian  run the README's commands on clean Debian 12 and 13, as a non-root user (needs root; slow)"
 	@echo "make lint      check formatting, lint, types, import layers, names"
@@ -121,6 +122,9 @@ test-ops: $(READY)
 # On a PJRT plugin that jax knows nothing about, in a separate environment: the plugin needs jax 0.11.2, and that Python 3.12.
 test-plugin: .venv-plugin/.ready
 	.venv-plugin/bin/python -m tests.tools.foreign_plugin.run $(PYTEST_ARGS)
+
+test-gpu:
+	$(PYTHON) -m tests.tools.gpu_tests $(PYTEST_ARGS)
 
 .venv-plugin/.ready: tests/tools/foreign_plugin/requirements.txt
 	$(or $(PLUGIN_PYTHON),$(PYTHON_3_12)) -m venv .venv-plugin

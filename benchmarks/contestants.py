@@ -62,7 +62,7 @@ class Torch:
 
     def __init__(self, job: Job, device: torch.device, inductor: bool = False, replay: bool = False) -> None:
         torch.manual_seed(0)
-        self.lazy = device.type == "xla"
+        self.lazy, self.on_cuda = device.type == "xla", device.type == "cuda"
         self.model = job.model()
         self.loss = lambda inputs, targets: models.loss(self.model(inputs), targets)
         if inductor:
@@ -102,6 +102,8 @@ class Torch:
             import torch_xla.core.xla_model as xm
 
             xm.wait_device_ops()
+        elif self.on_cuda:
+            torch.cuda.synchronize()
 
 
 class Jax:
