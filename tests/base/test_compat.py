@@ -154,7 +154,9 @@ PrivateApi.resolve_or_none = lambda self: find(self) if self.name in needed else
 
 
 def test_importing_and_recording_need_few_private_names() -> None:
-    out = run_script(BEFORE.format(root=str(PACKAGE.parent), before=WITHOUT), fresh="changed before the import").stdout
+    out = run_script(
+        BEFORE.format(root=str(PACKAGE.parent), before=WITHOUT), imports="changes torch_xla before its import"
+    ).stdout
     assert "[2.0, 2.0, 2.0] True\nxla:0" in out
     for name in ("_apply", "_BaseDataLoaderIter.__next__", "core_aten_decompositions", "_get_restore_location"):
         assert re.search(rf"has no \S*{name}: \w", out), (name, out)
@@ -189,7 +191,9 @@ def test_an_untested_release_gets_one_warning_at_import() -> None:
     known = (
         "from torch_xla._engine.compat import versions; versions.TESTED = versions.TESTED | {'torch': ('1.0', '1.1')}"
     )
-    out = run_script(BEFORE.format(root=str(PACKAGE.parent), before=known), fresh="changed before the import").stdout
+    out = run_script(
+        BEFORE.format(root=str(PACKAGE.parent), before=known), imports="changes torch_xla before its import"
+    ).stdout
     assert out.count("torch_xla was not tested with") == 1
     assert f"torch_xla was not tested with torch {torch.__version__} (tested: torch 1.0 to 1.1)" in out
 
@@ -202,7 +206,9 @@ import jax.scipy.special
 del jax.scipy.special.i1
 """
     done = run_script(
-        BEFORE.format(root=str(PACKAGE.parent), before=before), fresh="changed before the import", check=False
+        BEFORE.format(root=str(PACKAGE.parent), before=before),
+        imports="changes torch_xla before its import",
+        check=False,
     )
     message = done.stderr.splitlines()[-1]
     assert f"ImportError: torch_xla cannot be imported with jax {jax.__version__}: AttributeError: " in message

@@ -119,6 +119,6 @@ def test_number_of_devices_is_read_at_the_first_device() -> None:
         os.environ["CPU_NUM_DEVICES"] = "2"
         assert xr.global_runtime_device_count() == 2
         """,
-        fresh="the import decides which libraries it locates",
+        imports="the import decides which libraries it locates",
         PJRT_DEVICE="CPU",
     )

@@ -75,7 +75,7 @@ def test_invalid_flag_of_the_cache_is_one_error(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_import_raises() -> None:
-    done = run_script("import torch_xla", check=False, fresh="the import is tested", PT_XLA_DEBUG_LEVEL="9")
+    done = run_script("import torch_xla", check=False, PT_XLA_DEBUG_LEVEL="9")
     assert done.returncode == 1 and "ValueError: environment variable PT_XLA_DEBUG_LEVEL='9'" in done.stderr
 
 
@@ -97,6 +97,6 @@ def test_xla_flags(flags: str, reason: str | None) -> None:
     except ValueError as error:
         print(error)
     """
-    done = run_script(code, fresh="XLA parses its flags once", XLA_FLAGS=flags)
+    done = run_script(code, XLA_FLAGS=flags)
     expected = "[2.0, 2.0]" if reason is None else f"environment variable XLA_FLAGS={flags!r}: {reason}"
     assert done.stdout.splitlines()[0] == expected or done.stdout.startswith(expected)

@@ -29,7 +29,7 @@ def test_internal_frames(name: str) -> None:
     code = f"import torch, torch_xla\n{code}"
     counts = {}
     for traceback in ("short", "full"):
-        done = run_script(code, check=False, fresh="fails", TORCH_XLA_TRACEBACK=traceback, **variables)
+        done = run_script(code, check=False, TORCH_XLA_TRACEBACK=traceback, **variables)
         assert done.returncode == 1 and text in done.stderr, done.stderr
         counts[traceback] = done.stderr.count("/torch_xla/_engine/")
     assert counts["short"] <= 1 < counts["full"], counts

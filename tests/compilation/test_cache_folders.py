@@ -183,8 +183,8 @@ def test_programs_are_not_named_by_files_that_changed_after_their_import(tmp_pat
     copy = tmp_path / "copy"
     shutil.copytree(Path(torch_xla.__file__).parent, copy / "torch_xla")
     variables = {"COPY": str(copy), "TO": str(tmp_path)}
-    found = run_script(CHANGED_SOURCES, fresh="it imports a copy of the package", **variables).stdout.splitlines()
-    assert run_script(RUN_COPY, fresh="it imports a copy of the package", **variables).stdout == "True\n"
+    found = run_script(CHANGED_SOURCES, imports="it imports a copy of the package", **variables).stdout.splitlines()
+    assert run_script(RUN_COPY, imports="it imports a copy of the package", **variables).stdout == "True\n"
     assert found == ["lock 2 0", "add 2 0", "touch 1 1", "edit 0 1", "upgrade 0 2"]
 
 
@@ -246,7 +246,7 @@ def run_as_other(code: str, folder: Path, reads: bool = True, **env: str) -> lis
     script = textwrap.dedent(AS_OTHER.format(reads=reads)) + textwrap.dedent(code)
     variables = {"TMPDIR": str(folder), "XDG_CACHE_HOME": "", **env}
     script = 'os_environ = __import__("os").environ; del os_environ["XLA_PERSISTENT_CACHE_PATH"]\n' + script
-    done = run_script(script, fresh="it imports torch_xla as another user" if reads else None, **variables)
+    done = run_script(script, imports="it imports torch_xla as another user" if reads else None, **variables)
     return done.stdout.splitlines()
 
 

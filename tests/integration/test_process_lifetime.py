@@ -24,7 +24,7 @@ def test_import_starts_nothing() -> None:
         torch.ones(2, device="xla").cpu()
         print(len(bridge._backends), jax.config.jax_enable_x64, jax.numpy.ones(2).dtype)
         """,
-        fresh="imports torch_xla last, and looks",
+        imports="it looks before it imports torch_xla",
     )
     assert out.stdout == "0 {} False\n1 False float32\n"
 

@@ -357,7 +357,7 @@ assert x.grad.tolist() == [5.0] * 3
 
 
 def test_backward_on_the_cpu_before_a_fork() -> None:
-    run_script(CPU_PASSES, fresh="counts threads", PJRT_DEVICE="CPU", OMP_NUM_THREADS="1")
+    run_script(CPU_PASSES, imports="counts threads", PJRT_DEVICE="CPU", OMP_NUM_THREADS="1")
 
 
 PARALLEL_LOOPS = """

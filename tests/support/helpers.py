@@ -69,15 +69,18 @@ def link_builds(cache: Path) -> None:
         (cache / builds).symlink_to(settings.cache_dir / builds)
 
 
-def run_script(code: str, check: bool = True, fresh: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+def run_script(
+    code: str, check: bool = True, fresh: str | None = None, imports: str | None = None, **env: str
+) -> subprocess.CompletedProcess[str]:
     """Run a script in a separate process; with ``check`` it must exit with 0 and print nothing on stderr.
 
     The process is a fork of one that has imported torch_xla, or torch and jax if variables are set that torch_xla
-    reads while it is imported (see fork_server.py). ``fresh`` is the reason why a script needs an interpreter that has
-    imported nothing. A fork ends without freeing imported objects: a script that tests shutdown calls
+    reads while it is imported (see fork_server.py). ``imports`` is the reason why a script needs a process that has
+    imported torch and jax, but not torch_xla; ``fresh`` why it needs an interpreter that has imported nothing: it costs
+    the CPU time of ten forks. A fork ends without freeing imported objects: a script that tests shutdown calls
     ``gc.unfreeze()``.
     """
-    done = scripts.run(textwrap.dedent(code), fresh is not None, env)
+    done = scripts.run(textwrap.dedent(code), fresh is not None, env, libraries=imports is not None)
     if check:
         assert done.returncode == 0, f"ended with {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
         # The recorder may have been built in this process, which prints a line.

@@ -73,14 +73,16 @@ class Server:
         self._process.wait()
         self._folder.cleanup()
 
-    def run(self, code: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str] | None:
-        """Run the code as ``python -W error -c`` does, with the variables and without the XLA variables that are set
-        here.
+    def run(
+        self, code: str, environment: dict[str, str], libraries: bool = False
+    ) -> subprocess.CompletedProcess[str] | None:
+        """Run the code in a fork as ``python -W error -c`` does, in this environment.
 
-        Uses a new interpreter if it is to be ``fresh``, or if a variable changes how torch is imported.
+        The fork has imported torch and jax only if ``libraries`` is set, or if a variable changes how torch_xla is
+        imported. Returns None if a variable changes how torch or jax is imported.
         """
         request = {"words": [*COMMAND[1:], code], "folder": os.getcwd(), "environment": environment}
-        found = (self._ask(address, request) for address in addresses(self.address))
+        found = (self._ask(address, request) for address in addresses(self.address)[libraries:])
         return next((done for done in found if done is not None), None)
 
     def _ask(self, address: str, request: dict[str, Any]) -> subprocess.CompletedProcess[str] | None:
@@ -148,13 +150,14 @@ def environment() -> dict[str, str]:
     return kept | {"PYTHONPATH": str(ROOT), "XLA_PERSISTENT_CACHE_PATH": ""}
 
 
-def run(code: str, fresh: bool, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Runs the code as ``python -W error -c`` does, with the variables and without those of XLA that are set here.
+def run(code: str, fresh: bool, env: dict[str, str], libraries: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run the code as ``python -W error -c`` does, with the variables and without those of XLA that are set here.
 
-    In an interpreter that is started for it if it is to be ``fresh``, or where a variable says how to import torch.
+    Runs in a fork; in a new interpreter if it is to be ``fresh``, or if a variable changes how torch is imported. With
+    ``libraries``, the fork has imported torch and jax, and not torch_xla.
     """
     variables = environment() | env
-    done = None if fresh else _server().run(code, variables)
+    done = None if fresh else _server().run(code, variables, libraries)
     if done is None:
         done = subprocess.run([*COMMAND, code], env=variables, capture_output=True, text=True)
     done.stderr = own_output(done.stderr)

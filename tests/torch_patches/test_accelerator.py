@@ -53,8 +53,10 @@ if {imports}:
 
 
 def test_cpu_scripts_do_what_they_do_without_torch_xla() -> None:
-    without = run_script(CPU_SCRIPT.format(imports=False), fresh="torch_xla must not be imported").stdout.splitlines()
-    lines = run_script(CPU_SCRIPT.format(imports=True), fresh="compared with a fresh process").stdout.splitlines()
+    without = run_script(CPU_SCRIPT.format(imports=False), imports="torch_xla must not be imported").stdout.splitlines()
+    lines = run_script(
+        CPU_SCRIPT.format(imports=True), imports="compared with one that does not import torch_xla"
+    ).stdout.splitlines()
     assert lines[: len(without)] == without and "pin_memory" in without[-1]
     assert lines[len(without) :] == ["xla True", "0 False"]
 
