@@ -52,6 +52,7 @@ def _results(net: nn.Module, x: Tensor, lengths: list[int] | None, batch_first: 
     weight = torch.arange(output.numel(), dtype=torch.float64, device=x.device).reshape(output.shape).cos()
     (sum((s.double() ** 2).sum() for s in states) + (output * weight).double().sum()).backward()
     assert x.grad is not None
+    torch_xla.sync()  # one program; each read would compile one
     return [output, *states, x.grad, *(p.grad for p in net.parameters() if p.grad is not None)]
 
 
