@@ -32,7 +32,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"{ROOT}:{folder}"
 
 
-#: Each runs in a fork of a process that has imported torch only.
+#: Each runs in a fork of a process that has imported torch only; those after "module", torch's compiler and jax, too.
 FIRST_USES = {
     "factory": "torch.ones(3, device='xla')",
     "to": "torch.ones(3).to('xla')",
@@ -70,7 +70,7 @@ FIRST_USES = {
 }
 
 PROGRAM = """
-import io, os, sys, traceback, warnings
+import gc, io, os, sys, traceback, warnings
 import torch
 import torch.distributed as dist
 assert not [name for name in sys.modules if name.split(".")[0] in ("jax", "jaxlib", "torch_xla")]
@@ -89,6 +89,9 @@ for name, code in {cases!r}.items():
         os._exit(0)
     if os.waitpid(pid, 0)[1]:
         failed.append(name)
+    if name == "module":  # loading torch_xla imports these, which takes most of a child's time
+        import jax.numpy, jax.scipy.special, torch._dynamo, torch._inductor.decomposition
+        gc.freeze()
 assert "torch_xla" not in sys.modules and not failed, failed
 """
 
