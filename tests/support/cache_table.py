@@ -72,7 +72,8 @@ _engine/execution/op_by_op:_executables test: test_functions_with_other_callback
 _engine/execution/op_by_op:_sequences   test: test_functions_with_other_callbacks_are_other_functions
 _engine/compilation/program_cache:cache test: test_functions_with_other_callbacks_are_other_functions
 _engine/replay/observation:summary      not a cache: what one recording reads and writes
-_engine/replay/object_guards:_names_in  the code object, which is immutable
+_engine/replay/code_names:cells_in  the code objects, which are immutable
+_engine/replay/code_names:names_in  the code objects, which are immutable
 _engine/compat/call_state:_resolve_names no arguments; functions and tables of the installed torch
 _engine/execution/compile_region:_named name, full_graph, max_graphs: contexts of one name count their graphs together
 _engine/execution/compile_region:_of_functions the owner, held weakly; function, name, full_graph, max_graphs

@@ -64,12 +64,11 @@ class Runner:
         self.wait_until_done()
         self.raise_failure()
 
-    def wait_until_done(self) -> None:
-        """Block until all tasks are done."""
+    def wait_until_done(self, timeout: float | None = None) -> bool:
+        """Block until all tasks are done, or for ``timeout`` seconds. Return whether they are done."""
         with self._changed:
             self._start()
-            while self._count_pending():
-                self._changed.wait()
+            return self._changed.wait_for(lambda: not self._count_pending(), timeout)
 
     def is_current_thread(self) -> bool:
         """Whether the caller is one of the tasks."""

@@ -83,6 +83,14 @@ def run_step_closures(device: int) -> None:
         raise errors[0]
 
 
+def wait_until_quiet(timeout: float) -> bool:
+    """Wait until no closure runs asynchronously, for ``timeout`` seconds at most. Return whether none does.
+
+    Errors are left for the next barrier. Inside a closure that runs asynchronously, returns False without waiting.
+    """
+    return not _background.is_current_thread() and _background.wait_until_done(timeout)
+
+
 def wait_for_async_closures() -> None:
     """Wait until the closures of all threads that run asynchronously are done. Raises the error of one."""
     if not _background.is_current_thread():  # a closure that ends a step would wait for itself

@@ -22,7 +22,7 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +30,7 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import user_frames
-from torch_xla._engine.replay import math_calls
+from torch_xla._engine.replay import code_names, math_calls
 
 _PLAIN = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format,
@@ -96,16 +96,19 @@ class ObjectGuards:
 class ObjectWalk:
     """One walk over what a step can reach. ``guards`` and the lists of tensors are complete after it.
 
-    ``skipped``: functions that are not entered, because a replay calls them.
+    ``skipped``: functions that are not entered, because a replay calls them; nor is what only they use, if the step
+    defines them.
     """
 
-    def __init__(self, roots: Iterable[tuple[str, Any]], skipped: Iterable[Any] = ()) -> None:
+    def __init__(self, roots: Iterable[tuple[str, Any]], skipped: Sequence[Any] = ()) -> None:
         self.guards = ObjectGuards()
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}  # on xla, by id
         self.host_tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
         self.math_holders: list[math_calls.Holder] = []  # what refers to a function that reads numbers in C
         self._seen: dict[int, Any] = {id(function): function for function in skipped}
+        codes = (getattr(function, "__code__", None) for function in skipped)
+        self._skipped_codes = frozenset(code for code in codes if code is not None)
         self._left: deque[tuple[str, Any]] = deque(roots)
         while self._left:
             self._enter(*self._left.popleft())
@@ -183,7 +186,10 @@ class ObjectWalk:
         if not user_frames.is_user_file(value.__code__.co_filename):
             self._left.append((name, getattr(value, "__wrapped__", None)))  # torch.no_grad() and other decorators
             return
+        used = code_names.cells_in(value.__code__, self._skipped_codes)
         for variable, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=False):
+            if variable not in used:
+                continue
             try:
                 contents = cell.cell_contents
             except ValueError:  # not assigned yet
@@ -191,7 +197,7 @@ class ObjectWalk:
             self._hold("C" if is_plain(contents) else "c", cell, None, contents, variable)
         self._left.append((f"the defaults of {name}", value.__defaults__))
         self._left.append((f"the defaults of {name}", value.__kwdefaults__))
-        names = _names_in(value.__code__)
+        names = code_names.names_in(value.__code__, self._skipped_codes)
         for variable in names:
             if variable in value.__globals__:
                 item = value.__globals__[variable]
@@ -205,16 +211,6 @@ class ObjectWalk:
             item = vars(module)[name]
             kind = "e" if is_plain(item) else "i"
             self._hold(kind, vars(module), name, item, f"{module.__name__}.{name}")
-
-
-@functools.lru_cache(maxsize=4096)
-def _names_in(code: types.CodeType) -> frozenset[str]:
-    """Return the names of globals and attributes in a function and in those defined in it.
-
-    Names with an @ are left out: pytest puts them into assert statements, and its session is reached from there.
-    """
-    inner = (_names_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
-    return frozenset(name for name in code.co_names if not name.startswith("@")).union(*inner)
 
 
 def _is_user_module(module: Any) -> bool:

@@ -34,6 +34,9 @@ from torch_xla._engine.replay.problem import Problem
 from torch_xla._engine.replay.step_arguments import HostArguments, StepArguments
 from torch_xla._engine.replay.traced_number import NumberTrace, TracedNumber
 
+#: Seconds to wait for asynchronous step closures; one that runs longer may cost another recording.
+_CLOSURE_TIMEOUT = 5.0
+
 
 class Recording:
     """One recorded call."""
@@ -63,10 +66,12 @@ class Recording:
         self.counts: list[tuple[HostScalar, float]] = []
         self.draws = 0
         self.closures: list[StepClosure] = []  # that the step adds
+        self._is_quiet = True  # no step closure runs on another thread, where it may change what the step can reach
 
     def prepare(self) -> None:
         """List what the step can reach. Nothing is pending on the device."""
         assert self.arguments is not None
+        self._is_quiet = step_closures.wait_until_quiet(_CLOSURE_TIMEOUT)
         self.arguments.upload()
         self.leaves = list(self.arguments.leaves)
         try:
@@ -102,7 +107,7 @@ class Recording:
 
     def fail(self, cause: str, fix: str, lasting: bool = True) -> None:
         """Note why this call cannot be replayed; the first cause stays."""
-        self.problem = self.problem or Problem(cause, fix, lasting)
+        self.problem = self.problem or Problem(cause, fix, lasting and self._is_quiet)
 
     def run(self) -> Any:
         """Run the step; return its result with detached tensors. Raises what the step raises."""
