@@ -72,6 +72,8 @@ _engine/execution/op_by_op:_executables test: test_functions_with_other_callback
 _engine/execution/op_by_op:_sequences   test: test_functions_with_other_callbacks_are_other_functions
 _engine/compilation/program_cache:cache test: test_functions_with_other_callbacks_are_other_functions
 _engine/replay/observation:summary      not a cache: what one recording reads and writes
+experimental/generation:_steps          model, held; processors and their values, way of choice, ends, other inputs of
+    the model, sizes of its cache; the captured step has guards on the rest
 _engine/replay/code_names:cells_in  the code objects, which are immutable
 _engine/replay/code_names:names_in  the code objects, which are immutable
 _engine/compat/call_state:_resolve_names no arguments; functions and tables of the installed torch
