@@ -37,7 +37,7 @@ from torch_xla._engine.lowering import RULES
 from torch_xla.distributed import xla_backend
 from torch_xla.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch_xla.experimental import distributed_checkpoint as xc
-from torch_xla.experimental.distributed_checkpoint import manager
+from torch_xla.experimental.distributed_checkpoint import _checksummed_storage
 from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel
 from torch_xla.experimental.stablehlo_custom_call import place_to_device, place_to_host
 from torch_xla.utils.checkpoint import checkpoint
@@ -319,7 +319,7 @@ def checkpoint_job(path: str, steps: int, kill_at: int) -> None:
         xc.CheckpointManager(path, save_interval=2)
     dist.init_process_group("gloo", init_method="xla://")
     assert xla_backend.ProcessGroupXla is not None
-    plain = manager._checksummed_storage._Writer.write_data
+    plain = _checksummed_storage._Writer.write_data
 
     def write_data(self: Any, plan: Any, planner: Any) -> Any:
         done = plain(self, plan, planner)
@@ -327,7 +327,7 @@ def checkpoint_job(path: str, steps: int, kill_at: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return done
 
-    manager._checksummed_storage._Writer.write_data = write_data
+    _checksummed_storage._Writer.write_data = write_data
     losses = checkpoint_run(path, steps, preemption=not kill_at)
     Path(f"{path}.losses.{xr.process_index()}").write_text(json.dumps(losses))
 

@@ -20,6 +20,7 @@ NAMES = {
     "fallback": "each operator that falls back to the CPU",
     "recompilation": "the reason for each recompilation",
     "memory": "the peak memory of each step",
+    "checkpoint": "each restore of a CheckpointManager with snapshots: the step and its tier",
 }
 
 _LEVELS = {"": logging.INFO, "+": logging.DEBUG, "-": logging.ERROR}

@@ -403,7 +403,7 @@ class Settings:
         deprecated=("XLA_EXPLAIN_RECOMPILATIONS",),
     )
     TORCH_XLA_LOGS = Setting(
-        LOGS, "", "log to stderr: all, compile, execute, transfer, fallback, recompilation, memory"
+        LOGS, "", "log to stderr: all, compile, execute, transfer, fallback, recompilation, memory, checkpoint"
     )
 
     XLA_EMIT_STEPLOG = Setting(FLAG, "0", "log a line to stderr at every step")

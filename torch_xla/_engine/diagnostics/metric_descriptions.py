@@ -71,6 +71,12 @@ COUNTERS = {
         "Memory", "buffers", "a device buffer was created; alive: minus `DestroyDataHandles`"
     ),
     "DestroyDataHandles": Description("Memory", "buffers", "a device buffer was freed"),
+    "CheckpointReadsLocal": Description("Checkpoints", "files", "a file of a snapshot was read on this host"),
+    "CheckpointReadsPeer": Description("Checkpoints", "files", "a part of one was received from another process"),
+    "CheckpointReadsRemote": Description("Checkpoints", "files", "a file of a checkpoint was read under its `path`"),
+    "CheckpointSnapshotFailures": Description(
+        "Checkpoints", "snapshots", "a snapshot was dropped: a process could not write its files"
+    ),
 }
 
 METRICS = {

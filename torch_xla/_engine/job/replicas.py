@@ -95,8 +95,7 @@ def local_ordinal() -> int:
     """Return the ordinal of this replica among those of this machine."""
     if _spmd:
         return 0
-    local = settings.LOCAL_RANK if process_count() > 1 else 0
-    return local * max(1, len(_thread.devices)) + _thread.position
+    return local_process_index() * max(1, len(_thread.devices)) + _thread.position
 
 
 def host_group_size() -> int:
@@ -108,12 +107,17 @@ def host_group_rank(local: bool = False) -> int:
     """Return the rank within the host group; with ``local`` within the members on this machine."""
     if not _spmd:
         return local_ordinal() if local else global_ordinal()
-    return (settings.LOCAL_RANK if process_count() > 1 else 0) if local else process_index()
+    return local_process_index() if local else process_index()
 
 
 def local_process_count() -> int:
     """Return the number of the job's processes on this machine."""
     return settings.LOCAL_WORLD_SIZE if process_count() > 1 else 1
+
+
+def local_process_index() -> int:
+    """Return the index of this process among the job's processes on this machine."""
+    return settings.LOCAL_RANK if process_count() > 1 else 0
 
 
 def local_devices() -> tuple[int, ...]:

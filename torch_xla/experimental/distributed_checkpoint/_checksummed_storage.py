@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, SavePlan, SavePlanner
 
 from torch_xla._engine.compat import serialization
+from torch_xla._engine.diagnostics import metrics
 
 _METADATA = ".metadata"
 _SUM = ".crc32"
@@ -83,6 +86,7 @@ class _ChecksumReaderMixin:
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         path = self.fs.concat_path(self.path, _METADATA)
+        metrics.count("CheckpointReadsRemote")
         _verify_checksum(self.fs, path)
         try:
             found: Metadata = super().read_metadata(*args, **kwargs)  # type: ignore[misc]
@@ -91,7 +95,9 @@ class _ChecksumReaderMixin:
         return found
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Any:
-        for name in sorted({self.storage_data[item.storage_index].relative_path for item in plan.items}):
+        names = sorted({self.storage_data[item.storage_index].relative_path for item in plan.items})
+        metrics.count("CheckpointReadsRemote", len(names))
+        for name in names:
             _verify_checksum(self.fs, self.fs.concat_path(self.path, name))
         return super().read_data(plan, planner)  # type: ignore[misc]
 
@@ -104,12 +110,47 @@ class _Reader(_ChecksumReaderMixin, FileSystemReader):
     pass
 
 
+class _SnapshotWriter(_Writer):
+    """A writer that raises the OSError of a failed write, with its errno, also where torch raises another error."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Any:
+        with _unwrapped_os_errors():
+            return super().write_data(plan, planner)
+
+    def finish(self, metadata: Metadata, results: Any) -> None:
+        with _unwrapped_os_errors():
+            super().finish(metadata, results)
+
+
+@contextmanager
+def _unwrapped_os_errors() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        # torch.save to a full disk raises RuntimeError while it handles the OSError.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None or cause is error:
+            raise
+        raise cause from None
+
+
 def writer(path: str, threads: int) -> Any:
     """Return the writer of a checkpoint's files in a folder."""
     if not is_url(path):
         return _Writer(path, thread_count=threads, single_file_per_rank=True)
     kind: type = type("_UrlWriter", (_ChecksumWriterMixin, serialization.fsspec_writer()), {})
     return kind(path, thread_count=threads, single_file_per_rank=True, sync_files=False)
+
+
+def snapshot_writer(path: str, threads: int) -> Any:
+    """Return the writer of a snapshot's files in a folder of this host; it raises OSError if the disk is full.
+
+    Files are not flushed to the disk: a snapshot is of no use on a host that lost power and its last files, and the
+    checksums detect it.
+    """
+    return _SnapshotWriter(path, thread_count=threads, single_file_per_rank=True, sync_files=False)
 
 
 def reader(path: str) -> Any:
@@ -166,6 +207,17 @@ def is_intact(fs: Any, folder: str) -> bool:
             file = path.removesuffix(_SUM)
             if not fs.exists(file) or _checksum_of(fs.open, file) != fs.cat_file(path).decode(errors="replace").strip():
                 return False
+    return True
+
+
+def is_intact_file(path: str) -> bool:
+    """Return whether a local file matches its checksum; False if it or its checksum is missing."""
+    if not os.path.exists(f"{path}{_SUM}"):
+        return False
+    try:
+        _verify_checksum(FileSystem(), path)
+    except (CheckpointError, OSError):
+        return False
     return True
 
 

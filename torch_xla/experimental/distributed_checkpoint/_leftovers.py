@@ -23,7 +23,7 @@ _LOCK = ".writer"
 _log = logging.getLogger("torch_xla.checkpoint")
 
 
-def _machine() -> str:
+def machine_id() -> str:
     """Return an id of this host and its boot."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -38,7 +38,7 @@ def lock_folder(folder: str) -> Iterator[None]:
     with open(lock, "w") as file:
         with suppress(OSError):  # no lock support: no process gets a lock, and the folder stays if this process dies
             fcntl.flock(file, fcntl.LOCK_EX)
-        file.write(_machine())
+        file.write(machine_id())
         file.flush()
         try:
             yield
@@ -75,6 +75,6 @@ def _is_abandoned(folder: str) -> bool:
     try:
         with open(os.path.join(folder, _LOCK), "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return bool(_machine()) and file.read() == _machine()
+            return bool(machine_id()) and file.read() == machine_id()
     except OSError:  # locked, no lock file, or owned by another user
         return False

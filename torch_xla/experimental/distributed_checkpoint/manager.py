@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
-import threading
-from contextlib import nullcontext
 from functools import partial
-from types import FrameType
 from typing import Any
 
-import fsspec
-import torch
 import torch.distributed as dist
 
 from torch_xla._engine.execution import background_threads
-from torch_xla._engine.job import replicas
-from torch_xla.experimental.distributed_checkpoint import _checksummed_storage, _leftovers
+from torch_xla.experimental.distributed_checkpoint import (
+    _checksummed_storage,
+    _preemption,
+    _process_group,
+    _tier_choice,
+)
+from torch_xla.experimental.distributed_checkpoint._local_tier import LocalTier
+from torch_xla.experimental.distributed_checkpoint._remote_tier import RemoteTier
 from torch_xla.experimental.distributed_checkpoint._shards import copy_to_host
-from torch_xla.experimental.distributed_checkpoint.planners import SPMDLoadPlanner, SPMDSavePlanner
+from torch_xla.experimental.distributed_checkpoint._stateful import load_state_dicts, state_dicts
 
 __all__ = ["CheckpointManager"]
 
@@ -44,6 +44,9 @@ class CheckpointManager:
     stay complete, and unfinished ones are never listed; the next manager on that host removes their files. (Under an
     fsspec URL, saving a step a second time replaces its checkpoint file by file.)
 
+    With ``local_path``, snapshots are saved on each host more often than checkpoints under ``path``, and ``restore``
+    uses them if the hosts of the job have all files of a step.
+
     Args:
       path: a folder on a filesystem that all processes share, or an fsspec URL.
       save_interval: ``save`` and ``save_async`` save at every ``save_interval``-th step.
@@ -54,9 +57,15 @@ class CheckpointManager:
         if there are several processes.
       chkpt_on_preemption: handle SIGTERM, which schedulers send before they preempt a host: the process does not exit,
         the next step is saved, and reached_preemption returns True. Only for managers created in the main thread.
+      local_path: a folder of each host, on its disk or in its memory (``/dev/shm/run``), for snapshots of this run;
+        None: no snapshots.
+      local_save_interval: with ``local_path``, a snapshot is saved at every ``local_save_interval``-th step.
+      local_max_to_keep: number of complete snapshots to retain; while one is written there is one more.
+      replicate_to_peer: whether a process on another host, if there is one, stores a copy of the snapshot of each
+        process.
 
     Raises:
-      ValueError: the interval is below 1, or a number is negative.
+      ValueError: the interval is below 1, or a number is negative; ``local_path`` is a URL, or lacks its interval.
       RuntimeError: a job of several processes has not called torch.distributed.init_process_group.
 
     Examples:
@@ -82,52 +91,69 @@ class CheckpointManager:
         num_of_threads: int | None = 1,
         process_group: dist.ProcessGroup | None = None,
         chkpt_on_preemption: bool = True,
+        *,
+        local_path: str | None = None,
+        local_save_interval: int | None = None,
+        local_max_to_keep: int = 1,
+        replicate_to_peer: bool = True,
     ) -> None:
         if save_interval < 1:
             raise ValueError(f"CheckpointManager: save_interval={save_interval} must be 1 or more")
         if (max_to_keep or 0) < 0 or (max_pending_async or 1) < 1 or (num_of_threads or 1) < 1:
             raise ValueError("CheckpointManager: max_to_keep must be 0 or more, the other numbers 1 or more")
+        _check_local_arguments(local_path, local_save_interval, local_max_to_keep)
         self.path = str(path) if _checksummed_storage.is_url(str(path)) else os.path.abspath(path)
         self.save_interval, self.max_to_keep = save_interval, max_to_keep or 0
-        self._threads = num_of_threads or 1
-        self._fs, self._root = fsspec.core.url_to_fs(self.path)
-        # Two groups: the collectives of the writer's thread must not mix with those of the program.
-        self._group = process_group if process_group is not None else _group_of_all()
-        self._own_group = _group_of_all() if self._group is not None else None
-        self._preempted = _on_sigterm() if chkpt_on_preemption else None
+        threads, pending = num_of_threads or 1, max_pending_async or 1
+        # A group for each thread: the collectives of a writer's thread must not mix with those of the program.
+        group = process_group if process_group is not None else _process_group.create_group()
+        self._own_group = _process_group.create_group() if group is not None else None
+        self._preempted = _preemption.watch_sigterm() if chkpt_on_preemption else None
         self._preempted_at: int | None = None
-        # One writer: checkpoints finish in the order of their steps.
-        self._writer = background_threads.Runner("CheckpointManager.save_async", max_pending_async or 1)
-        if self._is_first():
-            self._fs.makedirs(self._root, exist_ok=True)
-            self._recover_replaced()
+        self._remote = RemoteTier(self.path, self.max_to_keep, threads, group)
+        # One writer for each tier: checkpoints finish in the order of their steps.
+        self._writer = background_threads.Runner("CheckpointManager.save_async", pending)
+        self._local: LocalTier | None = None
+        self._local_interval = local_save_interval or 0
+        self._local_writer = background_threads.Runner("CheckpointManager.save_async (local)", pending)
+        if local_path is not None:
+            run = _process_group.broadcast(self._own_group, self._remote.run_id() if self._is_first() else "")
+            local_group = _process_group.create_group() if group is not None else None
+            self._local = LocalTier(
+                os.path.abspath(local_path), run, local_max_to_keep, threads, replicate_to_peer, local_group
+            )
         if self._own_group is not None:
             dist.barrier(group=self._own_group)  # no process lists steps before
 
     def should_save(self, step: int) -> bool:
-        """Return whether to save a checkpoint: at every ``save_interval``-th step, and on preemption.
+        """Return whether to save a checkpoint or a snapshot: at their intervals, and on preemption.
 
         Args:
           step: the number of the step.
         """
-        due = self._preempted is not None and self.reached_preemption(step)
-        return due or step % self.save_interval == 0
+        return any(self._due_tiers(step))
 
     def save(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
         """Save a checkpoint if one is due, or with ``force``, and wait until it is complete.
 
         Args:
           step: number of the step.
-          state_dict: nested dicts, lists and tuples of tensors and picklable objects.
+          state_dict: nested dicts, lists and tuples of tensors and picklable objects. Of an object of the first level
+            that has ``state_dict`` and ``load_state_dict``, the state is saved, as by torch.distributed.checkpoint.
           force: save also if no checkpoint is due.
 
         Returns:
-          Whether a checkpoint was saved.
+          Whether a checkpoint or a snapshot was saved.
         """
-        if not (force or self.should_save(step)):
+        local, remote = self._due_tiers(step, bool(force))
+        if not (local or remote):
             return False
         self.join()
-        self._save(step, state_dict)
+        state = state_dicts(state_dict)
+        if local and self._local is not None:
+            self._local.save(step, state)
+        if remote:
+            self._remote.save(step, state)
         return True
 
     def save_async(self, step: int, state_dict: Any, force: bool | None = False) -> bool:
@@ -138,18 +164,23 @@ class CheckpointManager:
 
         Args:
           step: the number of the step.
-          state_dict: nested dictionaries of tensors and other objects.
+          state_dict: see ``save``.
           force: save also if should_save(step) is False.
 
         Returns:
-          Whether a checkpoint is being saved.
+          Whether a checkpoint or a snapshot is being saved.
         """
-        if not (force or self.should_save(step)):
-            return False
-        self._writer.raise_failure()
-        self._writer.wait_for_room()  # before the copies take memory
-        self._writer.run(partial(self._save, step, copy_to_host(state_dict)))
-        return True
+        local, remote = self._due_tiers(step, bool(force))
+        writers = [(self._local_writer, self._local)] * local + [(self._writer, self._remote)] * remote
+        for writer, _ in writers:
+            writer.raise_failure()
+            writer.wait_for_room()  # before the copies take memory
+        if writers:
+            values = copy_to_host(state_dicts(state_dict))
+            for writer, tier in writers:
+                assert tier is not None
+                writer.run(partial(tier.save, step, values))
+        return bool(writers)
 
     def restore(self, step: int, state_dict: Any) -> None:
         """Load a checkpoint into the state dict, in place; its tensors retain their shardings, on any mesh.
@@ -162,37 +193,47 @@ class CheckpointManager:
           ValueError: the step has no complete checkpoint.
           CheckpointError: the checkpoint is corrupt.
         """
-        known = self.all_steps()
-        if step not in known:
-            where = f"in {self.path}" if known else f"{self.path} has no complete checkpoint"
-            raise ValueError(f"Cannot restore from untracked step {step}. Valid steps are: {known} ({where})")
-        try:
-            _checksummed_storage.load(
-                state_dict, _checksummed_storage.reader(self._folder(step)), SPMDLoadPlanner(), self._own_group
-            )
-        except _checksummed_storage.CheckpointError as error:
-            raise _checksummed_storage.CheckpointError(f"{error}; {self._describe_intact(step)}") from error
+        if self._local is not None:
+            if self._restore_tiers(step, state_dict) is None:
+                raise self._untracked_error(step)
+            return
+        if step not in self._remote.steps():
+            raise self._untracked_error(step)
+        self._load_remote(step, state_dict)
+
+    def restore_latest(self, state_dict: Any) -> int | None:
+        """Load the newest complete checkpoint or snapshot, in place. All processes restore the same step.
+
+        Args:
+          state_dict: see ``restore``.
+
+        Returns:
+          The restored step; None if there is none.
+
+        Raises:
+          CheckpointError: the checkpoint is corrupt.
+        """
+        if self._local is not None:
+            return self._restore_tiers(None, state_dict)
+        steps = self._shared_steps()
+        if not steps:
+            return None
+        self._load_remote(steps[-1], state_dict)
+        return steps[-1]
 
     def all_steps(self) -> list[int]:
-        """Return the steps with a complete checkpoint, in order. Those of save_async appear when they are complete."""
-        if not self._fs.exists(self._root):
-            return []
-        names = [entry.rstrip("/").rsplit("/", 1)[-1] for entry in self._fs.ls(self._root, detail=False)]
-        steps = [int(name) for name in names if name.isascii() and name.isdigit()]
-        return sorted(step for step in steps if _checksummed_storage.is_finished(self._fs, f"{self._root}/{step}"))
+        """Return the steps with a complete checkpoint or snapshot, in order.
 
-    def _describe_intact(self, corrupt: int) -> str:
-        """Return which checkpoint to restore instead of a corrupt one; reads the files of the others."""
-        others = (step for step in reversed(self.all_steps()) if step != corrupt)
-        found = next(
-            (step for step in others if _checksummed_storage.is_intact(self._fs, f"{self._root}/{step}")), None
-        )
-        if found is None:
-            return f"{self.path} has no other intact checkpoint"
-        return f"the newest intact checkpoint of {self.path} is step {found}: restore({found}, state_dict)"
+        Those of save_async appear when they are complete. With ``local_path``, all processes must call this.
+        """
+        if self._local is None:
+            return self._remote.steps()
+        complete = _tier_choice.complete_steps(self._own_group, self._local.held())
+        return sorted(complete.union(self._shared_steps()))
 
     def join(self) -> None:
         """Wait until all save_async checkpoints are complete. Raises the error of a failed one."""
+        self._local_writer.wait()
         self._writer.wait()
 
     def reached_preemption(self, step: int) -> bool:
@@ -206,117 +247,67 @@ class CheckpointManager:
         """
         if self._preempted is None:
             raise RuntimeError("reached_preemption: this CheckpointManager was created with chkpt_on_preemption=False")
-        if self._preempted_at is None and self._anyone(self._preempted.is_set()):
+        if self._preempted_at is None and _process_group.any_process(self._own_group, self._preempted.is_set()):
             self._preempted_at = step
             _log.warning("SIGTERM: stopping after step %d", step)
         return self._preempted_at is not None and step >= self._preempted_at
 
-    def _anyone(self, mine: bool) -> bool:
-        return mine if self._own_group is None else _any_process(self._own_group, mine)
+    def _due_tiers(self, step: int, force: bool = False) -> tuple[bool, bool]:
+        """Return whether to save a snapshot, and whether to save a checkpoint."""
+        due = force or (self._preempted is not None and self.reached_preemption(step))
+        local = self._local is not None and (due or step % self._local_interval == 0)
+        return local, due or step % self.save_interval == 0
+
+    def _restore_tiers(self, step: int | None, state_dict: Any) -> int | None:
+        """Load a step, or the newest one, from the tier that has it; return the step. Logs the tier."""
+        assert self._local is not None
+        self._local_writer.wait_until_done()  # it may be about to remove the snapshot
+        self._writer.wait_until_done()
+        held = self._local.held()
+        source = _tier_choice.choose_source(self._own_group, held, self._shared_steps(), step)
+        if source is None:
+            return None
+        if source.snapshot is None:
+            level = logging.WARNING if held and self._is_first() else logging.INFO
+            _log.log(level, "restoring step %d from %s: %s", source.step, self.path, source.reason)
+            self._load_remote(source.step, state_dict)
+            return source.step
+        state = state_dicts(state_dict)
+        reader = _tier_choice.load_snapshot(self._own_group, source.snapshot, held, state)
+        load_state_dicts(state_dict, state)
+        _log.info(
+            "restored step %d from the local snapshot: read %d files in %s and parts of %d files of other processes%s",
+            source.step, reader.local_files, self._local.path, reader.peer_files,
+            f" ({source.reason})" if source.reason else "",
+        )  # fmt: skip
+        return source.step
+
+    def _load_remote(self, step: int, state_dict: Any) -> None:
+        state = state_dicts(state_dict)
+        self._remote.load(step, state, self._own_group)
+        load_state_dicts(state_dict, state)
+
+    def _shared_steps(self) -> list[int]:
+        """Return the steps under ``path`` as process 0 lists them: another process may see a later state."""
+        return _process_group.broadcast(self._own_group, self._remote.steps() if self._is_first() else [])
+
+    def _untracked_error(self, step: int) -> ValueError:
+        known = self.all_steps()
+        where = f"in {self.path}" if known else f"{self.path} has no complete checkpoint"
+        return ValueError(f"Cannot restore from untracked step {step}. Valid steps are: {known} ({where})")
 
     def _is_first(self) -> bool:
-        return self._group is None or dist.get_rank(self._group) == 0
-
-    def _folder(self, step: int) -> str:
-        return f"{self.path}/{step}" if _checksummed_storage.is_url(self.path) else os.path.join(self.path, str(step))
-
-    def _save(self, step: int, values: Any) -> None:
-        folder = self._folder(step)
-        if _checksummed_storage.is_url(folder):
-            written = folder
-        else:
-            written = os.path.join(self.path, f".{step}.writing")
-            if self._is_first() and os.path.exists(written):
-                self._fs.rm(written, recursive=True)
-        guard = _leftovers.lock_folder(written) if written != folder and self._is_first() else nullcontext()
-        with guard:
-            _checksummed_storage.save(
-                values, _checksummed_storage.writer(written, self._threads), SPMDSavePlanner(), self._group
-            )
-            error = self._finish(step, written, folder) if self._is_first() else None
-            if self._group is not None and _any_process(self._group, error is not None) and error is None:
-                raise RuntimeError(f"CheckpointManager: process 0 could not finish the checkpoint of step {step}")
-            if error is not None:
-                raise error
-
-    def _finish(self, step: int, written: str, folder: str) -> Exception | None:
-        """Rename the written folder and delete old checkpoints; return the error, if any."""
-        try:
-            if written != folder:
-                _checksummed_storage.replace(written, folder)
-                _leftovers.unlock(folder)
-            self._delete_old(step, folder)
-        except Exception as failure:
-            return failure
-        return None
-
-    def _delete_old(self, step: int, folder: str) -> None:
-        """Delete the checkpoint that the finished one replaces, and those beyond ``max_to_keep``."""
-        aside = _checksummed_storage.backup_path(folder)
-        if not _checksummed_storage.is_url(folder) and os.path.exists(aside):
-            _checksummed_storage.remove(self._fs, aside)
-        if not self.max_to_keep:
-            return
-        # By time: a run that resumes from an earlier step writes lower step numbers than existing ones.
-        others = [f"{self._root}/{other}" for other in self.all_steps() if other != step]
-        others.sort(
-            key=lambda other: _checksummed_storage.completion_time(self._fs, other)
-        )  # by step if times are equal
-        for old in others[: max(0, len(others) + 1 - self.max_to_keep)]:
-            _checksummed_storage.remove(self._fs, old)
-
-    def _recover_replaced(self) -> None:
-        """Remove files of killed processes; restore the name of a checkpoint interrupted between two renames."""
-        if _checksummed_storage.is_url(self.path):
-            return
-        _leftovers.remove_leftovers(self.path)
-        for name in os.listdir(self.path):
-            step = name.removeprefix(".").removesuffix(".before")
-            if name == f".{step}.before" and step.isdigit():
-                folder = self._folder(int(step))
-                if not _checksummed_storage.is_finished(self._fs, folder):
-                    if os.path.exists(folder):
-                        self._fs.rm(folder, recursive=True)
-                    os.rename(_checksummed_storage.backup_path(folder), folder)
+        return _process_group.rank(self._own_group) == 0
 
 
-def _any_process(group: dist.ProcessGroup, mine: bool) -> bool:
-    flag = torch.tensor([int(mine)])
-    dist.all_reduce(flag, dist.ReduceOp.MAX, group=group)
-    return bool(flag.item())
-
-
-def _group_of_all() -> dist.ProcessGroup | None:
-    if not (dist.is_available() and dist.is_initialized()):
-        if replicas.process_count() > 1:
-            raise RuntimeError(
-                f"CheckpointManager: the {replicas.process_count()} processes of the job need a process group; call "
-                "torch.distributed.init_process_group('gloo', init_method='xla://') first"
-            )
-        return None
-    if dist.get_world_size() == 1:
-        return None
-    group: dist.ProcessGroup = dist.new_group(backend="gloo")
-    return group
-
-
-_sigterm: threading.Event | None = None
-
-
-def _on_sigterm() -> threading.Event:
-    """Return an event that SIGTERM sets; SIGTERM then only runs a handler that the user has installed."""
-    global _sigterm
-    if _sigterm is not None:
-        return _sigterm
-    event = threading.Event()
-    if threading.current_thread() is threading.main_thread():
-        before = signal.getsignal(signal.SIGTERM)
-
-        def note(number: int, frame: FrameType | None) -> None:
-            event.set()
-            if callable(before):
-                before(number, frame)
-
-        signal.signal(signal.SIGTERM, note)
-        _sigterm = event
-    return event
+def _check_local_arguments(path: str | None, interval: int | None, max_to_keep: int) -> None:
+    if path is None:
+        if interval is not None:
+            raise ValueError("CheckpointManager: local_save_interval needs local_path, a folder of each host")
+        return
+    if _checksummed_storage.is_url(str(path)):
+        raise ValueError(f"CheckpointManager: local_path={path} must be a folder of the host; use path for a URL")
+    if (interval or 0) < 1 or max_to_keep < 1:
+        raise ValueError(
+            f"CheckpointManager: local_save_interval={interval} and local_max_to_keep={max_to_keep} must be 1 or more"
+        )
