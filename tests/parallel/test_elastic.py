@@ -38,8 +38,8 @@ LIMIT = 240
 class Job:
     """A running elastic job of up to four hosts. Owned by one test; ``close`` ends what is left."""
 
-    def __init__(self, folder: Path, python: Sequence[str]) -> None:
-        self.folder, self._python = folder, python
+    def __init__(self, folder: Path, python: Sequence[str], **environment: str) -> None:
+        self.folder, self._python, self._environment = folder, python, environment
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._hosts: dict[str, subprocess.Popen[bytes]] = {}
         self._started = 0
@@ -60,6 +60,7 @@ class Job:
             "XLA_FLAGS": fast_compile_flags.FLAGS,
             "XLA_PERSISTENT_CACHE_PATH": str(self.folder / "programs"),
         }
+        environment |= self._environment
         options = ["--nnodes=3:4", "--nproc_per_node=1", "--max-restarts=100", "--rdzv-backend=c10d"]
         options += [f"--rdzv-endpoint=127.0.0.1:{self._store.port}", f"--rdzv-conf={RENDEZVOUS}", "--rdzv-id=job"]
         program = ["--local-addr=127.0.0.1", "--no-python", *self._python, elastic_program.__file__, str(self.folder)]
@@ -119,8 +120,8 @@ class Job:
 
 
 @contextmanager
-def running_job(folder: Path, python: Sequence[str]) -> Iterator[Job]:
-    job = Job(folder, python)
+def running_job(folder: Path, python: Sequence[str], **environment: str) -> Iterator[Job]:
+    job = Job(folder, python, **environment)
     try:
         for _ in range(4):
             job.start_host()
@@ -172,6 +173,19 @@ def test_a_job_shrinks_and_grows(tmp_path: Path) -> None:
         shrink_and_grow(job, 2, random.Random(0))
         job.finish()
         check_run(job, [2])
+
+
+def test_lost_hosts_are_restored_from_their_peers(tmp_path: Path) -> None:
+    """Three processes continue from the snapshots of four, and a new host from those of the others."""
+    with running_job(tmp_path, scripts.PYTHON, TIERS="1") as job:
+        shrink_and_grow(job, 2, random.Random(1))
+        job.finish()
+        check_run(job, [2])
+        log = job.log()
+    reads = {entry["pid"]: entry["reads"] for entry in log}
+    last = {entry["agent"]: entry["reads"] for entry in log if entry["step"] == log[-1]["step"]}
+    assert len(reads) == 4 + 3 + 4 and not any(found["Remote"] for found in reads.values())
+    assert last["host4"]["Peer"] and [host for host, found in last.items() if not found["Local"]] == ["host4"], last
 
 
 @pytest.mark.sweep

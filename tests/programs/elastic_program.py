@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -53,14 +54,19 @@ def train(folder: Path) -> None:
         xs.mark_sharding(parameter, mesh, ("data",) + (None,) * (parameter.dim() - 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     prime_optimizer(optimizer)
-    manager = CheckpointManager(str(folder / "checkpoints"), save_interval=INTERVAL, max_to_keep=3)
-    first = 0
-    if saved := manager.all_steps():
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        manager.restore(saved[-1], state)
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
-        first = saved[-1] + 1
+    state = {"model": model, "optimizer": optimizer}
+    if os.environ.get("TIERS"):
+        manager = CheckpointManager(
+            str(folder / "checkpoints"),
+            1000,
+            local_path=str(folder / os.environ["AGENT"]),
+            local_save_interval=INTERVAL,
+        )
+    else:
+        manager = CheckpointManager(str(folder / "checkpoints"), save_interval=INTERVAL, max_to_keep=3)
+    restored = manager.restore_latest(state)
+    first = 0 if restored is None else restored + 1
+    reads = {tier: met.counter_value(f"CheckpointReads{tier}") or 0 for tier in ("Local", "Peer", "Remote")}
     data = dataset()
     loader = torch.utils.data.DataLoader(data, batch_sampler=GlobalBatchSampler(len(data), BATCH, first_step=first))
     sharding = xs.ShardingSpec(mesh, ("data", None), minibatch=True)
@@ -70,8 +76,9 @@ def train(folder: Path) -> None:
         loss.backward()
         optimizer.step()
         torch_xla.sync()
-        _log(folder, step, loss.item(), world, xr.process_index(), met.counter_value("JobProgramsCompiled") or 0)
-        manager.save_async(step, {"model": model.state_dict(), "optimizer": optimizer.state_dict()})
+        compiled = met.counter_value("JobProgramsCompiled") or 0
+        _log(folder, step=step, loss=loss.item(), world=world, rank=xr.process_index(), compiled=compiled, reads=reads)
+        manager.save_async(step, state)
         if manager.reached_preemption(step):
             manager.join()
             sys.exit(1)  # torchelastic takes a process that exits with 0 for a finished one
@@ -81,11 +88,8 @@ def train(folder: Path) -> None:
     manager.join()
 
 
-def _log(folder: Path, step: int, loss: float, world: int, rank: int, compiled: int) -> None:
-    entry = {
-        "step": step, "loss": loss, "world": world, "rank": rank, "compiled": compiled, "pid": os.getpid(),
-        "agent": os.environ.get("AGENT"), "time": time.time(),
-    }  # fmt: skip
+def _log(folder: Path, **values: Any) -> None:
+    entry = values | {"pid": os.getpid(), "agent": os.environ.get("AGENT"), "time": time.time()}
     with (folder / "log").open("a") as file:  # one write, so that lines of several processes do not mix
         file.write(json.dumps(entry) + "\n")
 
