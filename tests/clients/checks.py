@@ -97,11 +97,11 @@ def assert_same_state(model: nn.Module, other: nn.Module, rtol: float = 1e-4, at
     assert_close(states[0].values(), states[1].values(), rtol, atol)
 
 
-def run(command: Sequence[str], devices: int = 1, **variables: str) -> list[Any]:
+def run(command: Sequence[str], devices: int = 1, cwd: Path = ROOT, **variables: str) -> list[Any]:
     """What a command told with ``tell``. It sees so many xla devices of the CPU, and fails with the test."""
     environment = ENVIRONMENT | {"PYTHONPATH": str(ROOT), "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
     environment |= {"OMP_NUM_THREADS": "1"} | variables
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=540)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=540)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-6000:]
     return [json.loads(line.partition(_MARK)[2]) for line in done.stdout.splitlines() if _MARK in line]
 

@@ -28,8 +28,17 @@ def test_there_are_some() -> None:
 
 @pytest.mark.parametrize("program", _programs())
 def test_program(program: str, tmp_path: Path) -> None:
-    for name in ("lightning", "accelerate", "transformers", "timm", "ignite", "safetensors", "tensorboard"):
+    for name in (
+        "lightning",
+        "accelerate",
+        "transformers",
+        "timm",
+        "ignite",
+        "safetensors",
+        "tensorboard",
+        "torchdata",
+    ):
         if re.search(rf"^(from|import) (torch\.utils\.)?{name}\b", program, re.MULTILINE):
             checks.library(name)
     (tmp_path / "program.py").write_text(program)
-    checks.run([sys.executable, str(tmp_path / "program.py")])
+    checks.run([sys.executable, str(tmp_path / "program.py")], cwd=tmp_path)  # it may write files
