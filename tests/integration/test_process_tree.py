@@ -231,7 +231,7 @@ def test_signal_to_the_aot_command(trap: str, tmp_path: Path) -> None:
 #: Functions that start processes: a test that terminates one of the two, or why none is needed.
 STARTS = {
     "torch_xla/_engine/base/xla_flags.py:_fork": "the child parses flags and exits",
-    "torch_xla/cli/plan.py:_compile": "cli/test_plan.py::test_sigterm_ends_the_compiling_process",
+    "torch_xla/cli/plan/process_pool.py:_start": "cli/test_plan.py::test_signal_to_the_plan",
     "torch_xla/_engine/recorder/toolchain.py:_run": (
         "recorder/test_build.py::test_build_outlives_the_process_that_started_it"
     ),
@@ -320,6 +320,7 @@ THREADS = {
     "torch_xla/_engine/diagnostics/compile_progress.py": _LOCKS,
     "torch_xla/_engine/diagnostics/profiler_spans.py": _LOCKS,
     "torch_xla/_engine/diagnostics/completion.py": _LOCKS,
+    "torch_xla/cli/plan/worker.py": "it only waits for the end of the parent process",
     "torch_xla/_engine/execution/background_threads.py": "integration/test_last_failure.py",
     "torch_xla/_engine/compilation/persistent_cache/prefetch.py": _LOCKS,
     "torch_xla/_engine/data_loading/prefetch.py": _FORKED,

@@ -13,7 +13,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -87,24 +87,38 @@ def _wait(child: subprocess.Popen[bytes], forwarder: SignalForwarder) -> int:
 
 
 def _run(options: argparse.Namespace, target: Target) -> int:
-    emulate_on_cpu(target)
-    collector = program_collector.ProgramCollector(
-        target, options.steps, functools.partial(_compile_progress, target, options.within / _NOTE)
-    )
-    if options.abstract:
-        abstract_device.enable(collector.result_shardings)
-    failure = _run_script(options, collector)
-    for seen in collector.programs:
-        collector.compile(seen)
+    collector, data = analyze_script(options, target, options.within / _NOTE)
     if options.fill_cache is not None:
         _write_to_cache(options.fill_cache, collector)
-    data = report_data.build_report(collector, failure, options.script)
     if options.json is not None:
         options.json.write_text(json.dumps(data, indent=1), encoding="utf-8")
     if options.html is not None:
         options.html.write_text(report_html.render_html(data), encoding="utf-8")
     sys.stdout.write(report_text.render_text(data))
     return exit_code(data)
+
+
+def analyze_script(
+    options: argparse.Namespace, target: Target, note: Path, *, ends_at_error: bool = False
+) -> tuple[program_collector.ProgramCollector, dict[str, Any]]:
+    """Run the script in this process, compile its programs, and return them with the report.
+
+    Args:
+      options: script, args, module, steps and abstract, as arguments.py parses them.
+      target: the devices to compile for.
+      note: a file that names the program that is being compiled, for the case that the compiler crashes.
+      ends_at_error: end at the first program that does not fit or cannot be compiled.
+    """
+    emulate_on_cpu(target)
+    progress = functools.partial(_compile_progress, target, note)
+    collector = program_collector.ProgramCollector(target, options.steps, progress, ends_at_error)
+    if options.abstract:
+        abstract_device.enable(collector.result_shardings)
+    failure = _run_script(options, collector)
+    with suppress(program_collector.UnusableProgram):
+        for seen in collector.programs:
+            collector.compile(seen)
+    return collector, report_data.build_report(collector, failure, options.script)
 
 
 @contextmanager
@@ -160,7 +174,7 @@ def _run_script(options: argparse.Namespace, collector: program_collector.Progra
             else:
                 sys.path[0] = os.path.dirname(os.path.abspath(script))
                 runpy.run_path(script, run_name="__main__")
-    except program_collector.StepLimitReached:
+    except (program_collector.StepLimitReached, program_collector.UnusableProgram):
         return None
     except SystemExit as end:
         return None if end.code in (None, 0) else f"the script ended with {end.code!r}"

@@ -7,8 +7,11 @@ failure      how the script failed, if it did
 abstract     whether nothing was computed, so that values read by the script were zeros
 steps        number of step barriers
 chips_used   the largest number of chips that a program runs on
-programs     number, cause, line, source, ops, runs, chips, compile_seconds, error, memory, work, bound, collectives,
-             expensive, modules; bound: estimated seconds of compute, memory and collectives, each alone
+programs     number, cause, line, source, ops, runs, step_runs, chips, compile_seconds, error, memory, work, bound,
+             parts, collectives, expensive, modules
+             step_runs: runs in the latest complete step; memory["least_bytes"]: a lower bound, from arguments and
+             results; bound: estimated seconds of compute, memory and collectives, each alone; parts: estimated
+             seconds by the resource that bounds each operation
 lacks        dtypes that the script uses and the target does not support natively
 recompilations, fallbacks, reads    as in torch_xla.debug.report()
 """
@@ -35,7 +38,10 @@ _LARGEST = 5
 def build_report(collector: ProgramCollector, failure: str | None, script: str = "") -> dict[str, Any]:
     """Build the report of ``script`` after all programs are compiled."""
     watched = report_data.build_report(None)
-    programs = [program_entry(seen, collector.target) for seen in collector.programs]
+    programs = [
+        program_entry(seen, collector.target) | {"step_runs": collector.step_runs.get(seen.number, 0)}
+        for seen in collector.programs
+    ]
     environment = watched["environment"] | {"device": f"compiled for {collector.target.name}, not run on it"}
     if script:
         environment |= {"script": shorten_paths(script), "command": _command_line()}
@@ -100,6 +106,7 @@ def program_entry(seen: CollectedProgram, target: Target) -> dict[str, Any]:
         "memory": _memory_entry(seen, target),
         "work": work,
         "bound": None if work is None else _bound(work, collectives, target),
+        "parts": dataclasses.asdict(found.parts) if found else None,
         "collectives": collectives,
         "expensive": [dataclasses.asdict(row) for row in found.expensive] if found else [],
         "modules": [dataclasses.asdict(row) for row in found.modules] if found else [],
@@ -110,6 +117,7 @@ def _memory_entry(seen: CollectedProgram, target: Target) -> dict[str, Any]:
     capacity = target.chip.hbm_bytes
     row: dict[str, Any] = {
         "others": seen.others,
+        "least_bytes": seen.least_bytes,
         "updated": sum(a.bytes for a in seen.arguments if a.updated),
         "capacity_bytes": capacity,
         "largest": [dataclasses.asdict(large) for large in seen.largest[:_LARGEST]],

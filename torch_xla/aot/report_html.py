@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from torch_xla._engine.base.messages import shorten_paths
+from torch_xla._engine.base.report_style import STYLE
 from torch_xla._engine.diagnostics.metrics import format_bytes
 from torch_xla.aot import report_text
 from torch_xla.debug import report_html
@@ -44,7 +45,7 @@ def render_html(data: dict[str, Any]) -> str:
     stored = json.dumps(data).replace("<", "\\u003c")
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{report_html.STYLE}</style></head><body><h1>{escape(title)}</h1>"
+        f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1>"
         f"{report_html.environment_table(data['environment'])}"
         f"<p>{target['chips']} × {escape(target['chip'])}, {format_bytes(target['hbm_bytes'])} each; "
         f"{escape(report_text.chips_summary(data))}</p>{result}"

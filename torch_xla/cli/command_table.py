@@ -75,7 +75,7 @@ GROUPS: dict[str, tuple[Command, ...]] = {
             "torch_xla._engine.aot.arguments",
             "torch_xla.aot",
         ),
-        Command("plan", "compare targets: which of them a script fits on, and how fast", "torch_xla.cli.plan"),
+        Command("plan", "compare targets: which of them a script fits on, and how fast", "torch_xla.cli.plan.command"),
     ),
     "Find out what is wrong": (
         Command("doctor", "check the installation and run a test computation", "torch_xla.doctor.command"),

@@ -52,7 +52,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser = command_line.make_parser(prog, _DESCRIPTION, _EPILOG.format(prog=prog))
     parser.add_argument("--target", required=True, help=f"target to compile for: {supported_targets()}")
     parser.add_argument(
-        "--steps", type=_positive, metavar="N", help="end the script at its N-th step (default: run to its end)"
+        "--steps", type=positive, metavar="N", help="end the script at its N-th step (default: run to its end)"
     )
     file = lambda text: Path(text).absolute()  # the script may change the working directory
     parser.add_argument("--json", type=file, metavar="FILE", help="write the report as JSON to this file")
@@ -69,7 +69,8 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Parse a number that is at least 1. Raises argparse's error."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
     return int(text)

@@ -61,6 +61,15 @@ class ProgramCost:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeParts:
+    """The estimated seconds of one run, by the resource that bounds each operation. They add up to its time."""
+
+    compute: float
+    memory: float
+    collectives: float
+
+
+@dataclass(frozen=True, slots=True)
 class ExpensiveOp:
     """An operation, the estimated seconds of all its executions, its source location, and its cost."""
 
@@ -88,6 +97,7 @@ class ProgramAnalysis:
 
     memory: MemoryUsage
     work: ProgramCost
+    parts: TimeParts
     collectives: tuple[CollectiveCost, ...]
     expensive: tuple[ExpensiveOp, ...]
     modules: tuple[ModuleCost, ...]
@@ -103,10 +113,12 @@ def analyze_program(compiled: CompiledTargetProgram, most: int = 10) -> ProgramA
     chips = compiled.lowered.chips
     found = collective_costs.collectives_per_op(operations, module, chips)
     collectives = collective_costs.summarize_collectives(operations, found, target.chip)
-    timed = [(_seconds(*pair, target.chip), pair[0]) for pair in zip(operations, found, strict=True)]
+    parts = [_time_parts(*pair, target.chip) for pair in zip(operations, found, strict=True)]
+    timed = [(sum(pair[0]), pair[1]) for pair in zip(parts, operations, strict=True)]
     return ProgramAnalysis(
         _memory_usage(compiled, module),
         _work(timed, target.chip, counter),
+        TimeParts(*(sum(part[i] for part in parts) for i in range(3))),
         collectives,
         tuple(_expensive(timed)[:most]),
         module_costs.summarize_modules(_costs_by_scope(timed)),
@@ -141,14 +153,18 @@ def _work(timed: Sequence[tuple[float, CostedOp]], chip: ChipSpec, counter: cost
     return ProgramCost(total.products, total.flops, total.bytes, seconds, utilisation, *unknown)
 
 
-def _seconds(operation: CostedOp, found: Sequence[collective_costs.Collective], chip: ChipSpec) -> float:
-    """Estimate the time of all executions of an operation, including its collectives."""
+def _time_parts(
+    operation: CostedOp, found: Sequence[collective_costs.Collective], chip: ChipSpec
+) -> tuple[float, float, float]:
+    """Estimate the seconds of all executions of an operation that compute, memory and links bound."""
     links = sum(collective_costs.estimate_link_seconds(kind, size, group, chip) for kind, group, size in found)
     if found and not operation.cost.products:
-        return operation.times * links
+        return 0.0, 0.0, operation.times * links
     rate, passes = peak_throughput(chip, operation.precise)
-    alone = max(operation.cost.products * passes / rate, operation.cost.bytes / chip.hbm_bandwidth)
-    return operation.times * (links + alone)
+    compute, memory = operation.cost.products * passes / rate, operation.cost.bytes / chip.hbm_bandwidth
+    if compute >= memory:
+        return operation.times * compute, 0.0, operation.times * links
+    return 0.0, operation.times * memory, operation.times * links
 
 
 def peak_throughput(chip: ChipSpec, precise: str) -> tuple[float, int]:

@@ -9,6 +9,7 @@ observer ──on_compile_begin──► CollectedProgram: lowered for the targe
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -21,10 +22,11 @@ from jax.sharding import Sharding
 from torch_xla._engine import recorder
 from torch_xla._engine.aot import program_analysis, target_compiler
 from torch_xla._engine.aot.program_analysis import LargeBuffer, ProgramAnalysis
-from torch_xla._engine.aot.target_compiler import ProgramPlacement, TargetError, TargetProgram
+from torch_xla._engine.aot.target_compiler import DoesNotFitError, ProgramPlacement, TargetError, TargetProgram
 from torch_xla._engine.aot.targets import Target
 from torch_xla._engine.compilation import hlo_metadata
 from torch_xla._engine.diagnostics import buffer_provenance, device_memory, observer
+from torch_xla._engine.diagnostics.metrics import format_bytes
 from torch_xla._engine.graph.graph_spec import GraphSpec
 from torch_xla._engine.lowering.apply_rule import LoweringError
 from torch_xla._engine.parallel import replica_program, spmd
@@ -69,6 +71,21 @@ class CollectedProgram:
         own = list(self.found.largest) if self.found else []
         return sorted(of_arguments + own, key=lambda large: -large.bytes)
 
+    @property
+    def least_bytes(self) -> int:
+        """A lower bound of the memory on a chip, from arguments and results; their shardings may not be known yet.
+
+        Every element of the results is on at least one chip, and donated arguments are reused.
+        """
+        arguments = sum(argument.bytes for argument in self.arguments)
+        if self.lowered is None:
+            return arguments
+        reused = sum(argument.bytes for argument in self.arguments if argument.updated)
+        results = sum(
+            math.prod(each.shape) * each.dtype.itemsize for each in jax.tree.leaves(self.lowered.stage.out_info)
+        )
+        return arguments + max(0, int(results) // self.lowered.chips - reused)
+
     def compile(self, begun: Callable[[Path], None]) -> None:
         """Compile the program for its target, once, unless lowering failed; call ``begun`` with its StableHLO file."""
         if self.lowered is None or self.compiled is not None or self.error is not None:
@@ -85,6 +102,10 @@ class StepLimitReached(BaseException):
     """Raised to end the script after the requested number of steps."""
 
 
+class UnusableProgram(BaseException):
+    """Raised to end the script at its first program that does not fit, or cannot be compiled."""
+
+
 @dataclass(eq=False)
 class ProgramCollector:
     """Collects the programs of a script for a target. It is a listener of the observer.
@@ -92,6 +113,8 @@ class ProgramCollector:
     Args:
       target: the devices to compile for.
       steps: number of step barriers after which to end the script; None does not end it.
+      ends_at_error: end the script at its first program that does not fit or cannot be compiled, by UnusableProgram. A
+        program whose arguments and results alone exceed the memory of a chip is not compiled.
       around: returns a context manager around each compilation. It yields a function that is called with the path of
         the program's StableHLO.
     """
@@ -101,8 +124,12 @@ class ProgramCollector:
     around: Callable[[CollectedProgram], AbstractContextManager[Callable[[Path], None]]] = lambda _: nullcontext(
         lambda file: None
     )
+    ends_at_error: bool = False
     programs: list[CollectedProgram] = field(default_factory=list)
     barriers: int = 0
+    #: Runs in the latest complete step, by the program's number.
+    step_runs: dict[int, int] = field(default_factory=dict)
+    _runs: dict[int, int] = field(default_factory=dict)
     _by_key: dict[Any, CollectedProgram] = field(default_factory=dict)
     _by_text: dict[str, CollectedProgram] = field(default_factory=dict)
     _latest: CollectedProgram | None = None
@@ -122,6 +149,21 @@ class ProgramCollector:
             )
             self.programs.append(seen)
         self._by_key[device, graph.key] = self._latest = seen
+        if self.ends_at_error:
+            self._check_size(seen)
+
+    def _check_size(self, seen: CollectedProgram) -> None:
+        """Raise UnusableProgram if the program cannot be compiled, or exceeds the memory without its temporaries."""
+        capacity = self.target.chip.hbm_bytes
+        least = seen.least_bytes + seen.others
+        if seen.error is None and least > capacity:
+            text = (
+                f"target {self.target.name}: arguments and results alone need {format_bytes(least)} of "
+                f"{format_bytes(capacity)}; the program was not compiled"
+            )
+            seen.error = DoesNotFitError(text, None, least - seen.others, capacity)
+        if seen.error is not None:
+            raise UnusableProgram
 
     def _lowered(self, graph: Any, spec: GraphSpec) -> tuple[TargetProgram | None, Exception | None]:
         try:
@@ -134,6 +176,8 @@ class ProgramCollector:
         if seen.compiled is None and seen.error is None:
             with self.around(seen) as begun:
                 seen.compile(begun)
+        if self.ends_at_error and not _is_usable(seen, self.target):
+            raise UnusableProgram
 
     def result_shardings(self, spec: GraphSpec) -> Sequence[Sharding] | None:
         """Return the shardings that the target's compiler chooses for the results of the latest graph.
@@ -158,6 +202,7 @@ class ProgramCollector:
         seen = self._by_key.get((device, graph.key))
         if seen is not None:
             seen.runs += 1
+            self._runs[seen.number] = self._runs.get(seen.number, 0) + 1
 
     def on_fallback(self, op: str, line: str) -> None:
         """Do nothing: CPU fallbacks are not programs of the target."""
@@ -165,6 +210,7 @@ class ProgramCollector:
     def on_step_end(self, device: int) -> None:
         """Count a step barrier. Raises StepLimitReached at the last requested step."""
         self.barriers += 1
+        self.step_runs, self._runs = self._runs, {}
         if self.steps is not None and self.barriers >= self.steps:
             raise StepLimitReached
 
@@ -205,6 +251,11 @@ def _program_arguments(graph: Any, spec: GraphSpec, device: int) -> tuple[list[P
         read.add(id(array))
     others = sum(_bytes_per_device(array) for array, _ in device_memory.live_buffers(device) if id(array) not in read)
     return found, others
+
+
+def _is_usable(seen: CollectedProgram, target: Target) -> bool:
+    """Return whether a program compiled for its target, and fits."""
+    return seen.error is None and (seen.found is None or seen.found.memory.peak + seen.others <= target.chip.hbm_bytes)
 
 
 def _bytes_per_device(array: jax.Array) -> int:
