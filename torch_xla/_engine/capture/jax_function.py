@@ -204,7 +204,7 @@ def _cpu_kernels_allowed() -> bool:
 
 
 def _platform() -> str:
-    return {"gpu": "cuda"}.get(devices.platform(), devices.platform())
+    return devices.lowering_platform(devices.devices()[0])
 
 
 def _dtype_of(what: str, name: str, index: int, aval: Any) -> torch.dtype:

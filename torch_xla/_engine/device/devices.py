@@ -267,6 +267,13 @@ def platform() -> str:
     return str(devices()[0].platform)
 
 
+def lowering_platform(device: jax.Device) -> str:
+    """Return the platform of a device as jax's lowering rules name it: ``cuda`` or ``rocm`` where ``gpu`` is both."""
+    if device.platform != "gpu":
+        return str(device.platform)
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+
+
 def device_type() -> str:
     """Return ``CPU``, ``CUDA``, ``TPU``, or another type from PJRT_DEVICE. Does not start the backend.
 

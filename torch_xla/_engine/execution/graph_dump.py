@@ -50,7 +50,9 @@ def lower_for_dump(spec: GraphSpec, device: int, arguments: Sequence[Any]) -> ja
     with recorder.enable_x64():
         shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arguments]
         traced = jax.jit(function, donate_argnums=donated, keep_unused=True).trace(*shapes)
-        lowered: jax.stages.Lowered = traced.lower(lowering_platforms=(devices.device(device).platform,))
+        lowered: jax.stages.Lowered = traced.lower(
+            lowering_platforms=(devices.lowering_platform(devices.device(device)),)
+        )
     return lowered
 
 
