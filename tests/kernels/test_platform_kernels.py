@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,16 +19,17 @@ from jax.experimental.pallas import tpu as pltpu
 
 from torch_xla._engine import recorder
 from torch_xla._engine.compat import pallas_attention as compat
+from torch_xla._engine.lowering import flash_attention_cuda
+from torch_xla._engine.lowering.platform_dispatch import platform_dependent
+from torch_xla._engine.lowering.rules import attention
 from torch_xla._engine.platform_kernels import (
     flash_attention,
-    flash_attention_cuda,
     flash_attention_tpu,
     grouped_matmul,
     paged_attention,
     quantized_matmul,
     splash_attention,
 )
-from torch_xla._engine.platform_kernels.platform_dispatch import platform_dependent
 
 rng = np.random.default_rng(7)
 INTERPRET: Any = True
@@ -274,3 +275,22 @@ def test_int4_weights_have_four_bits() -> None:
     w = jnp.asarray([[7, -8, 1, 0]], np.int8)
     out = quantized_matmul.matmul(jnp.eye(4, dtype=np.float32), w, jnp.ones(1, np.float32), None, -1, True, False)
     np.testing.assert_array_equal(np.asarray(out)[:, 0], [7, -8, 1, 0])
+
+
+@pytest.mark.parametrize("shared_heads", [False, True])
+def test_scaled_dot_product_attention_on_a_gpu(shared_heads: bool) -> None:
+    """The operator calls the same kernels where they support the call: 16 bits, no dropout, no shared heads."""
+    call = attention.Attention(0.3, is_causal=True)
+    q, k, v = _qkv(2, 128, 128, 64, jnp.bfloat16)
+    k, v = (x[:, :1] if shared_heads else x for x in (k, v))
+    forward = functools.partial(attention._attend, call, bias=None)
+    assert ("triton" in lowered(forward, (q, k, v), "cuda")) is not shared_heads
+    out, sums = forward(q, k, v)
+    assert (out.dtype, sums.dtype) == (jnp.bfloat16, jnp.float32)
+    backward = lambda grad, q, k, v, out, sums: attention._attend_backward(call, grad, q, k, v, None, out, sums, False)
+    assert ("triton" in lowered(backward, (out, q, k, v, out, sums), "cuda")) is not shared_heads
+    assert "triton" not in lowered(forward, (q, k, v), "cpu")
+    dropping = functools.partial(
+        attention._attend, replace(call, dropout=0.1, key_data=jax.random.key_data(jax.random.key(0)))
+    )
+    assert "triton" not in lowered(functools.partial(dropping, bias=None), (q, k, v), "cuda")

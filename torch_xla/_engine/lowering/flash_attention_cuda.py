@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from torch_xla._engine.platform_kernels import platform_dispatch
-from torch_xla._engine.platform_kernels.pallas_gpu import load_pallas_gpu_module
+from torch_xla._engine.lowering import platform_dispatch
+from torch_xla._engine.lowering.pallas_gpu import load_pallas_gpu_module
 
 Maybe = jax.Array | None
 #: Block size of the Triton kernel; sequence lengths must be multiples of it.
@@ -20,7 +20,9 @@ _LARGEST = 128
 _DTYPES = (np.dtype(jnp.bfloat16), np.dtype(np.float16))
 
 
-class _Options(Protocol):
+class Options(Protocol):
+    """What the kernels need to know of a call besides its arrays."""
+
     @property
     def causal(self) -> bool: ...
     @property
@@ -37,7 +39,7 @@ def supports(q: Any, k: Any, v: Any, ab: Maybe, q_ids: Maybe, kv_ids: Maybe) -> 
     )
 
 
-def forward(options: _Options) -> Callable[..., Any]:
+def forward(options: Options) -> Callable[..., Any]:
     """Return the function (q, k, v, None, None, None) -> (output, log-sum-exp)."""
 
     def run(q: Any, k: Any, v: Any, *_: None) -> Any:
@@ -50,7 +52,7 @@ def forward(options: _Options) -> Callable[..., Any]:
     return run
 
 
-def backward(options: _Options) -> Callable[..., Any]:
+def backward(options: Options) -> Callable[..., Any]:
     """Return the function (gradient, arguments of forward, its results) -> gradients of q, k, v.
 
     It runs the forward pass again: neither kernel accepts the saved results of forward.
@@ -64,7 +66,7 @@ def backward(options: _Options) -> Callable[..., Any]:
     return run
 
 
-def _select_kernel(options: _Options, moved: list[Any]) -> Callable[..., Callable[..., Any]]:
+def _select_kernel(options: Options, moved: list[Any]) -> Callable[..., Callable[..., Any]]:
     """Return cuDNN's attention if it supports the call, else Triton's, else, in a jax without it, XLA's.
 
     jax cannot export cuDNN's attention: its lowering asks for the number of devices.
@@ -76,15 +78,15 @@ def _select_kernel(options: _Options, moved: list[Any]) -> Callable[..., Callabl
     return _xla if load_pallas_gpu_module("attention") is None else _triton
 
 
-def _xla(options: _Options, residual: bool = False) -> Callable[..., Any]:
+def _xla(options: Options, residual: bool = False) -> Callable[..., Any]:
     return _dot_product_attention("xla", options, residual)
 
 
-def _cudnn(options: _Options, residual: bool = False) -> Callable[..., Any]:
+def _cudnn(options: Options, residual: bool = False) -> Callable[..., Any]:
     return _dot_product_attention("cudnn", options, residual)
 
 
-def _dot_product_attention(implementation: str, options: _Options, residual: bool) -> Callable[..., Any]:
+def _dot_product_attention(implementation: str, options: Options, residual: bool) -> Callable[..., Any]:
     def attention(q: Any, k: Any, v: Any) -> Any:
         call: Any = jax.nn.dot_product_attention  # its overloads accept only literals for return_residual
         return call(
@@ -95,7 +97,7 @@ def _dot_product_attention(implementation: str, options: _Options, residual: boo
     return attention
 
 
-def _has_cudnn(options: _Options, moved: list[Any]) -> bool:
+def _has_cudnn(options: Options, moved: list[Any]) -> bool:
     """Return whether this machine has a cuDNN release that supports the call; jax checks this while tracing."""
     try:
         jax.eval_shape(_cudnn(options, residual=True), *moved)
@@ -105,7 +107,7 @@ def _has_cudnn(options: _Options, moved: list[Any]) -> bool:
     return True
 
 
-def _triton(options: _Options, residual: bool = False) -> Callable[..., Any]:
+def _triton(options: Options, residual: bool = False) -> Callable[..., Any]:
     kernel = load_pallas_gpu_module("attention")
     assert kernel is not None
     blocks = kernel.BlockSizes(

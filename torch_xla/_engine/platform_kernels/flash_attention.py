@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from torch_xla._engine.lowering import flash_attention_cuda
+from torch_xla._engine.lowering.platform_dispatch import platform_dependent
 from torch_xla._engine.lowering.rules.attention import Attention, attention_backward, attention_forward
-from torch_xla._engine.platform_kernels import flash_attention_cuda, flash_attention_tpu
-from torch_xla._engine.platform_kernels.platform_dispatch import platform_dependent
+from torch_xla._engine.platform_kernels import flash_attention_tpu
 from torch_xla._engine.platform_kernels.shard_kernel import KernelSharding, shard_kernel
 
 Maybe = jax.Array | None

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from torch_xla._engine.lowering.platform_dispatch import platform_dependent
 from torch_xla._engine.lowering.rules.matmul import precision_for
-from torch_xla._engine.platform_kernels.platform_dispatch import platform_dependent
 
 Tiling = tuple[int, int, int]
 Maybe = jax.Array | None

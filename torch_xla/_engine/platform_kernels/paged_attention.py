@@ -11,10 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from torch_xla._engine.lowering.pallas_gpu import load_pallas_gpu_module
+from torch_xla._engine.lowering.platform_dispatch import platform_dependent
 from torch_xla._engine.lowering.rules.attention import Attention, attention_forward
 from torch_xla._engine.lowering.rules.matmul import precision_for
-from torch_xla._engine.platform_kernels.pallas_gpu import load_pallas_gpu_module
-from torch_xla._engine.platform_kernels.platform_dispatch import platform_dependent
 
 LANES = 128
 _FLOATS = (np.dtype(jnp.bfloat16), np.dtype(np.float32))

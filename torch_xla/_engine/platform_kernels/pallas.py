@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from torch_xla._engine.platform_kernels.platform_dispatch import platform_dependent
+from torch_xla._engine.lowering.platform_dispatch import platform_dependent
 
 
 def with_cpu_interpreter(kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -17,8 +17,9 @@ import numpy as np
 from jax import lax
 
 from torch_xla._engine.base import partitioning
-from torch_xla._engine.lowering import cpu_kernel_call
+from torch_xla._engine.lowering import cpu_kernel_call, flash_attention_cuda
 from torch_xla._engine.lowering.cast import convert
+from torch_xla._engine.lowering.platform_dispatch import platform_dependent
 from torch_xla._engine.lowering.registry import LoweringRuleContext, TensorSpec, lower
 from torch_xla._engine.lowering.rules.matmul import precision_for
 
@@ -58,6 +59,11 @@ class Attention:
     key_data: Maybe = None  # uint32[2], of the dropout mask
     soft_cap: float | None = None  # scores are limited to (-soft_cap, soft_cap) by tanh, before the bias
     window: int | None = None  # a row attends to this many positions on each side of it
+
+    @property
+    def causal(self) -> bool:
+        """``is_causal``, by the name that the kernels of other platforms use."""
+        return self.is_causal
 
     def scores(self, q: jax.Array, k: jax.Array, bias: Maybe, block: jax.Array) -> tuple[jax.Array, Maybe]:
         """Return the scores, and their derivative with respect to the scaled products; None if that is 1."""
@@ -269,8 +275,20 @@ def _use_cpu_kernel(call: Attention, query: jax.Array, key: jax.Array, value: ja
     )
 
 
+def _has_cuda_kernel(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe) -> bool:
+    """Return whether a kernel for NVIDIA GPUs supports the call. It has no dropout mask of jax's."""
+    return call.dropout == 0 and flash_attention_cuda.supports(query, key, value, bias, None, None)
+
+
 def _attend(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe) -> tuple[jax.Array, ...]:
-    """Compute ``attention_forward``, with ATen's CPU kernel where it is profitable."""
+    """Compute ``attention_forward``, with ATen's CPU kernel where it is profitable, or with a kernel on a GPU."""
+    if _has_cuda_kernel(call, query, key, value, bias):
+        call = replace(call, key_data=None)
+        default = lambda q, k, v: attention_forward(call, q, k, v, None)
+        results: tuple[jax.Array, ...] = platform_dependent(
+            default, query, key, value, cuda=flash_attention_cuda.forward(call)
+        )
+        return results
     if not _use_cpu_kernel(call, query, key, value, bias) or _is_empty(query, key, value):
         return attention_forward(call, query, key, value, bias)
     outs = [jax.ShapeDtypeStruct(query.shape, query.dtype), jax.ShapeDtypeStruct(query.shape[:3], query.dtype)]
@@ -286,7 +304,9 @@ def _attend_backward(
     call: Attention, grad: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe,
     out: jax.Array, logsumexp: jax.Array, wants_bias: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """Compute ``attention_backward``, with ATen's CPU kernel where it is profitable."""
+    """Compute ``attention_backward``, with ATen's CPU kernel where it is profitable, or with a kernel on a GPU."""
+    if _has_cuda_kernel(call, query, key, value, bias):
+        return _attend_backward_on_cuda(replace(call, key_data=None), grad, query, key, value, out, logsumexp)
     operands = [grad, query, key, value, out, logsumexp]
     if (
         not _use_cpu_kernel(call, query, key, value, bias)
@@ -307,6 +327,19 @@ def _attend_backward(
         "attention_backward", xla_lowering, operands, outs, causal=call.is_causal, scale=call.scale
     )
     dq, dk, dv = found
+    return dq, dk[:, :, None], dv[:, :, None], None
+
+
+def _attend_backward_on_cuda(call: Attention, *operands: jax.Array) -> tuple[Any, ...]:
+    """Compute ``attention_backward`` of heads that share no key, with a kernel if it is lowered for a GPU."""
+
+    def default(
+        grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, out: jax.Array, lse: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        dq, dk, dv, _ = attention_backward(call, grad, q, k, v, None, out, lse, False)
+        return dq, dk.reshape(k.shape).astype(k.dtype), dv.reshape(v.shape).astype(v.dtype)
+
+    dq, dk, dv = platform_dependent(default, *operands, cuda=flash_attention_cuda.backward(call))
     return dq, dk[:, :, None], dv[:, :, None], None
 
 
