@@ -21,6 +21,19 @@ def _matrices(a: torch.dtype, b: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.randn(ROWS, INNER).to(a), torch.randn(COLUMNS, INNER).to(b).t()
 
 
+def _has_oracle() -> bool:
+    """Whether torch's CPU kernel takes a scale for each row: torch 2.11's does not, and does not saturate either."""
+    rows, columns = torch.ones(ROWS, 1), torch.ones(1, COLUMNS)
+    try:
+        torch._scaled_mm(*_matrices(E4M3, E4M3), rows, columns, out_dtype=torch.float32)
+    except RuntimeError:
+        return False
+    return True
+
+
+needs_oracle = pytest.mark.skipif(not _has_oracle(), reason="this torch's CPU kernel takes one scale for each matrix")
+
+
 @pytest.mark.parametrize("out", [torch.float32, torch.bfloat16, torch.float16, None])
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)], ids=str)
 def test_one_scale_for_each_matrix(dtypes: tuple[torch.dtype, torch.dtype], out: torch.dtype | None) -> None:
@@ -36,6 +49,7 @@ def test_one_scale_for_each_matrix(dtypes: tuple[torch.dtype, torch.dtype], out:
     assert not moved.fallbacks
 
 
+@needs_oracle
 @pytest.mark.parametrize("bias", [None, torch.bfloat16, torch.float32])
 def test_scales_for_rows_and_columns(bias: torch.dtype | None) -> None:
     def multiply(a: Tensor, b: Tensor, rows: Tensor, columns: Tensor, offset: Tensor) -> Tensor:
@@ -47,6 +61,7 @@ def test_scales_for_rows_and_columns(bias: torch.dtype | None) -> None:
     assert not moved.fallbacks
 
 
+@needs_oracle
 @pytest.mark.skipif(not hasattr(torch.nn.functional, "scaled_mm"), reason="torch has no scaled_mm")
 def test_recipes_of_scaled_mm() -> None:
     from torch.nn.functional import ScalingType, scaled_mm
@@ -67,6 +82,7 @@ def test_recipes_of_scaled_mm() -> None:
     assert not moved.fallbacks
 
 
+@needs_oracle
 def test_float8_results_saturate() -> None:
     large = torch.full((16, 16), 400.0).to(E4M3)
     same(lambda x, s: torch._scaled_mm(x, x.t(), s, s).float(), large, torch.tensor(1.0))
@@ -96,6 +112,8 @@ def _messages(call: Callable[..., Any], *args: Tensor) -> list[tuple[type, str]]
     ids=lambda case: case[0],
 )
 def test_errors_of_the_cpu(case: tuple[str, Callable[..., Any]]) -> None:
+    if case[0] == "scales in float64" and not _has_oracle():
+        pytest.skip("this torch's CPU kernel reads scales of float64 as float32")
     there, here = _messages(case[1], *_matrices(E4M3, E4M3), torch.tensor(1.0))
     assert here[0] is there[0]
     assert there[1] in here[1]
