@@ -36,6 +36,7 @@ WORKERS = {
     ("_engine/job/program_exchange.py", 1): "a process without beats is taken for dead, and another compiles",
     ("_engine/lowering/decompose.py", 1): "the caller waits for the result",
     ("_engine/parallel/watchdog.py", 1): "terminates the process itself, with a report",
+    ("cli/plan/worker.py", 1): "it terminates its process when the plan's has ended",
     ("debug/profiler.py", 1): "threading.excepthook; the thread is the caller's",
     ("distributed/_parent_death.py", 1): "it terminates its process",
     ("distributed/data_parallel.py", 1): "the call waits for its threads",

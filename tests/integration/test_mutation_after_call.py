@@ -427,6 +427,7 @@ HANDOVERS = {
     "_engine/job/program_exchange.py": "own counter",
     "_engine/lowering/decompose.py": "waits",
     "_engine/parallel/watchdog.py": "own records",
+    "cli/plan/worker.py": "no arguments",
     "debug/profiler.py": "immutable arguments",
     "distributed/_parent_death.py": "an internal handle",
     "distributed/data_parallel.py": "waits",

@@ -96,7 +96,9 @@ LISTENERS = {
         "init_process_group": "the backend xla, at the launcher's store",
     },
     "torch_xla/utils/utils.py": {"bind": "never listens"},
-    "torch_xla/experimental/distributed_checkpoint/manager.py": {"new_group": "torch's gloo, at the machine's address"},
+    "torch_xla/experimental/distributed_checkpoint/_process_group.py": {
+        "new_group": "torch's gloo, at the machine's address"
+    },
 }
 _LISTENS = {
     "bind", "listen", "create_server", "jax.distributed.initialize", "dist.rendezvous", "start_server",

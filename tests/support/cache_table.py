@@ -38,6 +38,9 @@ _engine/aot/hlo_parser:instructions     names of one parsed computation, filled 
 _engine/aot/targets:get_target          the name; hardware specs are constants, and the compiler is located once
 _engine/aot/program_collector:_by_key   device and graph, not the precision: runs count for the program compiled last
 _engine/aot/program_collector:_by_text  the StableHLO for the target, or the nodes that cannot be lowered
+_engine/aot/program_collector:_runs     the number of a program in this collector
+_engine/aot/program_collector:step_runs the number of a program in this collector, replaced at each step
+cli/plan/planner:results                the target and the values of the options; one planner has one script
 _engine/compat/pjrt_execution:transfer_guard no arguments; names of the installed jax, whose state is read at each use
 _engine/compat/pjrt_execution:x64_setter no arguments; names of the installed jax, whose state is read at each use
 _engine/compat/flex_attention:without_dynamo the function itself, which torch defines once
