@@ -121,6 +121,24 @@ class Jax:
         jax.block_until_ready(self.state)
 
 
+def time_step(contestant: Contestant) -> tuple[float, float]:
+    """Return the seconds until a step returns, and until the device is done."""
+    start = time.perf_counter()
+    contestant.step()
+    host = time.perf_counter()
+    contestant.wait()
+    return host - start, time.perf_counter() - start
+
+
+def time_loop(contestant: Contestant, steps: int) -> float:
+    """Return the seconds of a step in a loop that waits for the device at its end."""
+    start = time.perf_counter()
+    for _ in range(steps):
+        contestant.step()
+    contestant.wait()
+    return (time.perf_counter() - start) / steps
+
+
 class Apart:
     """A contestant in a separate process, as its users have it: threads of others would take its cores, and OpenMP
     lets threads sleep sooner in a process that has several teams of them."""
@@ -180,11 +198,7 @@ class _Server:
 
     def step(self) -> tuple[float, float]:
         """One step: until it returns, and until the device is done."""
-        start = time.perf_counter()
-        self.contestant.step()
-        host = time.perf_counter()
-        self.contestant.wait()
-        return host - start, time.perf_counter() - start
+        return time_step(self.contestant)
 
     def row(self) -> float:
         """A step of a turn of steps in a row, synchronized after each."""
@@ -192,14 +206,7 @@ class _Server:
 
     def loop(self) -> float:
         """A step of a turn of loops, each without waiting in between."""
-        return _over_a_turn(self._loop)
-
-    def _loop(self) -> float:
-        start = time.perf_counter()
-        for _ in range(LOOP):
-            self.contestant.step()
-        self.contestant.wait()
-        return (time.perf_counter() - start) / LOOP
+        return _over_a_turn(lambda: time_loop(self.contestant, LOOP))
 
     def parameters(self) -> tuple[list[float], list[float]]:
         """All parameters as they were at first, and as they are now."""

@@ -9,9 +9,7 @@ The tokens of all contestants are compared: they have the weights of one model.
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import jax
@@ -21,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.report import setting, table
+from benchmarks.report import setting, table, time_in_turns
 
 LENGTH, ROUNDS = 64, 5
 
@@ -175,13 +173,7 @@ def measure(layers: int, width: int) -> dict[str, float]:
     tokens = {name: [decode() for _ in range(3)][-1] for name, decode in contestants.items()}
     if any(found != tokens["jax"] for found in tokens.values()):
         raise RuntimeError(f"the contestants decode other tokens: {tokens}")
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(ROUNDS):
-        for name, decode in contestants.items():
-            start = time.perf_counter()
-            decode()
-            times[name].append((time.perf_counter() - start) / LENGTH * 1e3)
-    return {name: median(found) for name, found in times.items()}
+    return time_in_turns(contestants, ROUNDS, LENGTH)
 
 
 def main() -> None:

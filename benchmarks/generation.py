@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import argparse
 import copy
-import time
 import warnings
 from collections.abc import Callable
-from statistics import median
 from typing import Any
 
 import torch
 
-from benchmarks.report import setting, table
+from benchmarks.report import setting, table, time_in_turns
 
 TOKENS, ROUNDS = 64, 5
 
@@ -48,20 +46,14 @@ def measure(layers: int, width: int) -> dict[str, float]:
     options = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False, "cache_implementation": "static"}
     on_device = prompt.to("xla")
     contestants: dict[str, Callable[[], Any]] = {
-        "captured": lambda: model.generate(on_device, custom_generate=decoder, **options),
-        "recorded": lambda: model.generate(on_device, **options),
+        "captured": lambda: model.generate(on_device, custom_generate=decoder, **options).tolist(),
+        "recorded": lambda: model.generate(on_device, **options).tolist(),
     }
-    tokens = {name: [generate().tolist() for _ in range(4)][-1] for name, generate in contestants.items()}
+    tokens = {name: [generate() for _ in range(4)][-1] for name, generate in contestants.items()}
     expected = eager.generate(prompt, **options).tolist()
     if any(found != expected for found in tokens.values()):
         raise RuntimeError(f"the contestants generate other tokens: {tokens}")
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(ROUNDS):
-        for name, generate in contestants.items():
-            start = time.perf_counter()
-            generate().tolist()
-            times[name].append((time.perf_counter() - start) / TOKENS * 1e3)
-    return {name: median(found) for name, found in times.items()}
+    return time_in_turns(contestants, ROUNDS, TOKENS)
 
 
 def main() -> None:

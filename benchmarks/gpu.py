@@ -16,7 +16,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -32,7 +31,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from benchmarks import jax_large, models
-from benchmarks.contestants import JOBS, MOMENTUM, Contestant, Jax, Job, Torch
+from benchmarks.contestants import JOBS, MOMENTUM, Contestant, Jax, Job, Torch, time_loop, time_step
 from benchmarks.report import setting, table
 
 CONTESTANTS = ("xla", "captured", "cuda", "inductor", "jax")
@@ -119,29 +118,13 @@ def make_contestant(job: Job, kind: str) -> Contestant:
 def measure(job: Job, kind: str) -> Result:
     """Train with one contestant in this process and measure it."""
     contestant = make_contestant(job, kind)
-    first = _time_step(contestant)[1]
+    first = time_step(contestant)[1]
     for _ in range(WARM_UP):
-        _time_step(contestant)
-    times = [_time_step(contestant) for _ in range(STEPS)]
+        time_step(contestant)
+    times = [time_step(contestant) for _ in range(STEPS)]
     host, each = (1e3 * median(column) for column in zip(*times, strict=True))
-    loop = 1e3 * median(_time_loop(contestant) for _ in range(LOOPS))
+    loop = 1e3 * median(time_loop(contestant, LOOP) for _ in range(LOOPS))
     return Result(first, host, each, loop, _read_peak(kind) / 2**20)
-
-
-def _time_step(contestant: Contestant) -> tuple[float, float]:
-    start = time.perf_counter()
-    contestant.step()
-    host = time.perf_counter()
-    contestant.wait()
-    return host - start, time.perf_counter() - start
-
-
-def _time_loop(contestant: Contestant) -> float:
-    start = time.perf_counter()
-    for _ in range(LOOP):
-        contestant.step()
-    contestant.wait()
-    return (time.perf_counter() - start) / LOOP
 
 
 def _read_peak(kind: str) -> int:

@@ -80,11 +80,11 @@ def main() -> None:
     numbers: list[tuple[dict[str, float], dict[str, float]]] = []
     for row in filter(is_comparable, json.loads(options.plan.read_text())["rows"]):
         values = row["values"]
-        ours = {name: row["memory"]["required"] if name == "memory" else row[name] for name, *_ in _COLUMNS}
+        here = {name: row["memory"]["required"] if name == "memory" else row[name] for name, *_ in _COLUMNS}
         sizes = [int(size) for size in values["mesh"].split("x")]
-        theirs = compile_in_jax(aot.get_target(row["target"]), sizes, int(values["batch_size"]), options.length)
-        numbers.append((ours, theirs))
-        lines.append([row["label"], *(_compare(ours[n], theirs[n], unit) for n, _, unit in _COLUMNS)])
+        in_jax = compile_in_jax(aot.get_target(row["target"]), sizes, int(values["batch_size"]), options.length)
+        numbers.append((here, in_jax))
+        lines.append([row["label"], *(_compare(here[n], in_jax[n], unit) for n, _, unit in _COLUMNS)])
         print(lines[-1], file=sys.stderr, flush=True)
     print(table(["combination", *(f"{title}: here, jax" for _, title, _ in _COLUMNS)], lines))
     for name, title, _ in _COLUMNS:
@@ -96,8 +96,8 @@ def main() -> None:
         )
 
 
-def _compare(ours: float, theirs: float, unit: float) -> str:
-    return f"{ours / unit:.4g}, {theirs / unit:.4g} ({ours / theirs - 1:+.1%})"
+def _compare(here: float, in_jax: float, unit: float) -> str:
+    return f"{here / unit:.4g}, {in_jax / unit:.4g} ({here / in_jax - 1:+.1%})"
 
 
 if __name__ == "__main__":

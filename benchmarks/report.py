@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import date
 from gc import collect, disable, enable
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -30,6 +32,17 @@ def setting() -> str:
     return (
         f"{date.today()}, {model}, {len(os.sched_getaffinity(0))} cores, Python {platform.python_version()}, {versions}"
     )
+
+
+def time_in_turns(contestants: Mapping[str, Callable[[], object]], rounds: int, tokens: int) -> dict[str, float]:
+    """Return milliseconds per token of each contestant: medians of rounds that are taken in turns."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for _ in range(rounds):
+        for name, decode in contestants.items():
+            start = time.perf_counter()
+            decode()
+            times[name].append((time.perf_counter() - start) / tokens * 1e3)
+    return {name: median(found) for name, found in times.items()}
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -359,6 +359,33 @@ ENTRY %main (q: bf16[2,4,64,32], k: bf16[2,4,128,32]) -> bf16[2,4,64,32] {{
     assert counter.unknown_kernels == (KERNELS[name, config] is None)
 
 
+_BACKEND = 'backend_config={grid_x = 16 : i32, name = "%s", num_stages = 2 : i32}'
+#: Custom call target, and configuration -> products of queries and keys that the kernel computes.
+KERNELS_ON_GPUS = {
+    ("__gpu$xla.gpu.triton", _BACKEND % "mha_forward"): 2,
+    ("__gpu$xla.gpu.triton", _BACKEND % "mha_backward"): 7,
+    ("__cudnn$fmhaSoftmax", "backend_config={}"): 2,
+    ("__cudnn$fmhaSoftmaxBackward", "backend_config={}"): 5,
+}
+
+
+@pytest.mark.parametrize(("target", "config"), KERNELS_ON_GPUS)
+def test_products_of_attention_on_gpus(target: str, config: str) -> None:
+    counter = cost_model.CostCounter(
+        hlo_parser.parse_hlo(f"""HloModule m
+
+ENTRY %main (q: bf16[2,64,4,32], k: bf16[2,128,4,32]) -> bf16[2,64,4,32] {{
+  %q = bf16[2,64,4,32]{{3,2,1,0}} parameter(0)
+  %k = bf16[2,128,4,32]{{3,2,1,0}} parameter(1)
+  ROOT %pallas_call.1 = bf16[2,64,4,32] custom-call(%q, %k), custom_call_target="{target}", {config}
+}}
+""")
+    )
+    (operation,) = counter.operations()
+    assert operation.cost.products == KERNELS_ON_GPUS[target, config] * 2 * 2 * 4 * 64 * 128 * 32
+    assert not counter.unknown_kernels
+
+
 def test_no_hlo() -> None:
     with pytest.raises(ValueError, match="no entry computation"):
         hlo_parser.parse_hlo("HloModule nothing")

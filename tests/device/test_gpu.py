@@ -98,11 +98,11 @@ def test_exchange_with_cuda_tensors() -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch was built without CUDA")
     x = torch.arange(6.0, device="cuda").reshape(2, 3)
-    ours = xla_dlpack.from_dlpack(x)
-    assert ours.device.type == "xla" and ours.tolist() == x.tolist()
-    back = torch.utils.dlpack.from_dlpack(xla_dlpack.to_dlpack(ours + 1))
+    imported = xla_dlpack.from_dlpack(x)
+    assert imported.device.type == "xla" and imported.tolist() == x.tolist()
+    back = torch.utils.dlpack.from_dlpack(xla_dlpack.to_dlpack(imported + 1))
     assert back.device.type == "cuda" and back.tolist() == (x + 1).tolist()
-    assert torch.equal(x.to("xla").cpu(), x.cpu()) and torch.equal(ours.to("cuda"), x)
+    assert torch.equal(x.to("xla").cpu(), x.cpu()) and torch.equal(imported.to("cuda"), x)
 
 
 def test_gradient_scaler_in_float16() -> None:

@@ -19,6 +19,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from torch_xla._engine import recorder
 from torch_xla._engine.compat import pallas_attention as compat
+from torch_xla._engine.graph import jaxpr_flops
 from torch_xla._engine.lowering import flash_attention_cuda
 from torch_xla._engine.lowering.platform_dispatch import platform_dependent
 from torch_xla._engine.lowering.rules import attention
@@ -294,3 +295,16 @@ def test_scaled_dot_product_attention_on_a_gpu(shared_heads: bool) -> None:
         attention._attend, replace(call, dropout=0.1, key_data=jax.random.key_data(jax.random.key(0)))
     )
     assert "triton" not in lowered(functools.partial(dropping, bias=None), (q, k, v), "cuda")
+
+
+def test_flops_and_derivatives_are_those_of_the_default() -> None:
+    q, k, v = _qkv(2, 128, 128, 64, jnp.bfloat16)
+    attend = lambda q, k, v: attention._attend(attention.Attention(0.3, is_causal=True), q, k, v, None)[0]
+    default = lambda q, k, v: attention.attention_forward(attention.Attention(0.3, is_causal=True), q, k, v, None)[0]
+    assert "torch_xla_kernel" in str(jax.make_jaxpr(attend)(q, k, v))
+    flops = [jaxpr_flops.count_function(function, [q, k, v]) for function in (attend, default)]
+    assert flops[0] == flops[1] and flops[0]["bfloat16"] > 0
+    for transform in (jax.jvp, lambda f, x, t: jax.vjp(f, *x)[1](f(*x))):
+        found, wanted = (jax.tree.leaves(transform(function, (q, k, v), (q, k, v))) for function in (attend, default))
+        for result, expected in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(result, expected)

@@ -16,6 +16,13 @@ _ATTENTION = {
     "flash_mha_bwd_dq": 3, "flash_mha_bwd_dkv": 4, "splash_mha_fwd": 2, "splash_mha_dq": 3, "splash_mha_dkv": 4,
     "splash_mqa_fwd": 2, "splash_mqa_dq": 3, "splash_mqa_dkv": 4,
 }  # fmt: skip
+#: The same for jax's Triton kernels, whose arrays are [batch, length, head, size], and for cuDNN's.
+_ATTENTION_ON_GPUS = {
+    "mha_forward": 2, "mha_backward": 7, "__cudnn$fmha": 2, "__cudnn$fmha Backward": 5,
+}  # fmt: skip
+#: Sums the products of output and gradient for each row.
+_TRITON_ROW_SUMS = "mha_preprocess_backward"
+_TRITON_NAME = re.compile(r'\bname = "(\w+)"')
 _GEMM = re.compile(r"__cublas|__triton_gemm|cublasLt", re.IGNORECASE)
 
 
@@ -68,6 +75,8 @@ def _custom(instruction: HloInstruction, operands: Sequence[HloShape]) -> float 
     out = instruction.shapes[0]
     if is_pallas_kernel(instruction):
         return _pallas_flops(instruction, operands)
+    if "__cudnn$fmha" in target:
+        return _attention_flops("__cudnn$fmha Backward" if "Backward" in target else "__cudnn$fmha", operands)
     if "__cudnn$conv" in target:  # the window and the labels are those of the forward convolution
         if "BackwardInput" in target:
             return _convolution(instruction, out, operands[1], operands[0])
@@ -88,12 +97,23 @@ def _pallas_flops(instruction: HloInstruction, operands: Sequence[HloShape]) -> 
     estimate = _ESTIMATE.search(instruction.attributes)
     if estimate:
         return float(estimate[1])
+    triton = _TRITON_NAME.search(instruction.attributes)
+    if triton is not None and triton[1] == _TRITON_ROW_SUMS:
+        return 2.0 * operands[0].elements
+    if triton is not None and triton[1] in _ATTENTION_ON_GPUS:
+        return _attention_flops(triton[1], operands)
     count = next((count for name, count in _ATTENTION.items() if instruction.name.startswith(name)), None)
     arrays = [shape for shape in operands if len(shape.dims) > 2 and shape.dtype in ("bf16", "f32", "f16")]
     if count is None or len(arrays) < 2:
         return None
     query, key = arrays[:2]
     return 2.0 * count * query.elements * key.dims[-2]
+
+
+def _attention_flops(kernel: str, operands: Sequence[HloShape]) -> float:
+    """Return the flops of a kernel without its mask. ``operands`` begin with queries and keys."""
+    query, key = operands[:2]
+    return 2.0 * _ATTENTION_ON_GPUS[kernel] * query.elements * key.dims[1]
 
 
 def _dot(instruction: HloInstruction, left: HloShape) -> float:

@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax.core import ShapedArray
-from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir
+from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+from jax.interpreters import ad, batching, mlir
 
 from torch_xla._engine.base import partitioning
 
@@ -28,8 +28,9 @@ Implementation = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _PlatformImpls:
-    default: Implementation
+class _Kernels:
+    """The implementations of platforms, and whether XLA can partition them."""
+
     special: dict[str, Implementation]
     partitioned: bool
 
@@ -47,8 +48,8 @@ def platform_dependent(
 ) -> Any:
     """Compute ``default(*args)`` with the implementation of the platform that the program is lowered for.
 
-    The function has no derivative. All implementations must return the same structure, shapes and dtypes; this is
-    checked when one is lowered.
+    All implementations must return the same structure, shapes and dtypes; this is checked when one is lowered. The
+    derivative is that of ``default``, whose jaxpr is a parameter of the equation: its FLOPs are counted.
 
     Args:
       default: a function of arrays or pytrees of arrays, including None. Traced with the caller's 64-bit setting.
@@ -59,57 +60,61 @@ def platform_dependent(
     """
     leaves, tree = jax.tree.flatten(args)
     leaves = [jax.numpy.asarray(leaf) for leaf in leaves]
-    found: list[Any] = []
-
-    def flat_default(*arrays: Any) -> list[Any]:
-        results, structure = jax.tree.flatten(default(*jax.tree.unflatten(tree, arrays)))
-        found[:] = [structure]
-        return results
 
     def flat(implementation: Implementation) -> Implementation:
         return lambda *arrays: jax.tree.leaves(implementation(*jax.tree.unflatten(tree, arrays)))
 
     special = {name: flat(f) for name, f in (("tpu", tpu), ("cuda", cuda)) if f is not None}
-    outs = jax.eval_shape(flat_default, *leaves)
-    avals = tuple((out.shape, np.dtype(out.dtype)) for out in outs)
-    results = _kernel_p.bind(*leaves, choice=_PlatformImpls(flat_default, special, partitioned), avals=avals)
-    return jax.tree.unflatten(found[0], results)
+    call_default = lambda *arrays: default(*jax.tree.unflatten(tree, arrays))
+    traced, outs = jax.make_jaxpr(call_default, return_shape=True)(*leaves)
+    results = _kernel_p.bind(*leaves, default=traced, kernels=_Kernels(special, partitioned))
+    return jax.tree.unflatten(jax.tree.structure(outs), results)
 
 
-def _abstract(*_: Any, choice: _PlatformImpls, avals: Sequence[tuple[tuple[int, ...], Any]]) -> list[ShapedArray]:
-    return [ShapedArray(shape, dtype) for shape, dtype in avals]
+def _abstract(*_: Any, default: ClosedJaxpr, kernels: _Kernels) -> list[ShapedArray]:
+    return [ShapedArray(aval.shape, aval.dtype) for aval in default.out_avals]
 
 
-def _evaluate(*args: Any, choice: _PlatformImpls, avals: Any) -> Any:
-    return jax.jit(lambda *arrays: _kernel_p.bind(*arrays, choice=choice, avals=avals))(*args)
+def _evaluate(*args: Any, default: ClosedJaxpr, kernels: _Kernels) -> Any:
+    return jax.jit(lambda *arrays: _kernel_p.bind(*arrays, default=default, kernels=kernels))(*args)
 
 
-def _map(args: Sequence[Any], axes: Sequence[Any], *, choice: _PlatformImpls, avals: Any) -> tuple[Any, list[int]]:
+def _map(args: Sequence[Any], axes: Sequence[Any], *, default: ClosedJaxpr, kernels: _Kernels) -> tuple[Any, list[int]]:
     """Batch each implementation with jax.vmap."""
     in_axes = tuple(axes)  # None for arguments that are not mapped
-    special = {name: jax.vmap(function, in_axes) for name, function in choice.special.items()}
-    results = platform_dependent(jax.vmap(choice.default, in_axes), *args, **special, partitioned=choice.partitioned)
+    special = {name: jax.vmap(function, in_axes) for name, function in kernels.special.items()}
+    batched = jax.vmap(jaxpr_as_fun(default), in_axes)
+    results = platform_dependent(batched, *args, **special, partitioned=kernels.partitioned)
     return results, [0] * len(results)
 
 
-def _lower_default(ctx: mlir.LoweringRuleContext, *args: Any, choice: _PlatformImpls, avals: Any) -> Any:
-    return mlir.lower_fun(choice.default, multiple_results=True)(ctx, *args)
+def _differentiate(
+    primals: Sequence[Any], tangents: Sequence[Any], *, default: ClosedJaxpr, kernels: _Kernels
+) -> tuple[Any, Any]:
+    """Differentiate the default, also on a platform with a kernel."""
+    found = jax.jvp(jaxpr_as_fun(default), tuple(primals), tuple(map(ad.instantiate_zeros, tangents)))
+    return found[0], found[1]
+
+
+def _lower_default(ctx: mlir.LoweringRuleContext, *args: Any, default: ClosedJaxpr, kernels: _Kernels) -> Any:
+    return mlir.lower_fun(jaxpr_as_fun(default), multiple_results=True)(ctx, *args)
 
 
 def _lower_special(platform: str) -> Callable[..., Any]:
-    def lower(ctx: mlir.LoweringRuleContext, *args: Any, choice: _PlatformImpls, avals: Any) -> Any:
-        special = choice.special.get(platform)
-        if special is None or (not choice.partitioned and partitioning.is_auto_partitioned(ctx)):
-            return _lower_default(ctx, *args, choice=choice, avals=avals)
+    def lower(ctx: mlir.LoweringRuleContext, *args: Any, default: ClosedJaxpr, kernels: _Kernels) -> Any:
+        special = kernels.special.get(platform)
+        if special is None or (not kernels.partitioned and partitioning.is_auto_partitioned(ctx)):
+            return _lower_default(ctx, *args, default=default, kernels=kernels)
+        avals = [(aval.shape, aval.dtype) for aval in default.out_avals]
 
         def checked(*arrays: Any) -> Any:
             results = special(*arrays)
-            given = tuple((r.shape, np.dtype(r.dtype)) for r in results)
+            given = [(r.shape, np.dtype(r.dtype)) for r in results]
             assert given == avals, f"the kernel for {platform} returns {given}, the default returns {avals}"
             return results
 
-        devices = _set_for_devices(partitioning.has_devices(ctx))
-        with jax.enable_x64(False), _assume_device(platform), _accept_triton(), devices:
+        for_devices = _set_for_devices(partitioning.has_devices(ctx))
+        with jax.enable_x64(False), _assume_device(platform), _accept_triton(), for_devices:
             return mlir.lower_fun(checked, multiple_results=True)(ctx, *args)
 
     return lower
@@ -160,6 +165,7 @@ def _assume_device(platform: str) -> AbstractContextManager[Any]:
 _kernel_p.def_abstract_eval(_abstract)
 _kernel_p.def_impl(_evaluate)
 batching.primitive_batchers[_kernel_p] = _map
+ad.primitive_jvps[_kernel_p] = _differentiate
 mlir.register_lowering(_kernel_p, _lower_default)
 mlir.register_lowering(_kernel_p, _lower_special("tpu"), platform="tpu")
 mlir.register_lowering(_kernel_p, _lower_special("cuda"), platform="cuda")

@@ -276,24 +276,22 @@ def _use_cpu_kernel(call: Attention, query: jax.Array, key: jax.Array, value: ja
 
 
 def _has_cuda_kernel(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe) -> bool:
-    """Return whether a kernel for NVIDIA GPUs supports the call. It has no dropout mask of jax's."""
+    """Return whether a kernel for NVIDIA GPUs supports the call. The kernels apply no dropout mask of jax.random."""
     return call.dropout == 0 and flash_attention_cuda.supports(query, key, value, bias, None, None)
 
 
 def _attend(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe) -> tuple[jax.Array, ...]:
     """Compute ``attention_forward``, with ATen's CPU kernel where it is profitable, or with a kernel on a GPU."""
-    if _has_cuda_kernel(call, query, key, value, bias):
-        call = replace(call, key_data=None)
-        default = lambda q, k, v: attention_forward(call, q, k, v, None)
-        results: tuple[jax.Array, ...] = platform_dependent(
-            default, query, key, value, cuda=flash_attention_cuda.forward(call)
-        )
-        return results
-    if not _use_cpu_kernel(call, query, key, value, bias) or _is_empty(query, key, value):
+    has_cuda_kernel = _has_cuda_kernel(call, query, key, value, bias)
+    has_cpu_kernel = _use_cpu_kernel(call, query, key, value, bias) and not _is_empty(query, key, value)
+    if not has_cuda_kernel and not has_cpu_kernel:
         return attention_forward(call, query, key, value, bias)
-    outs = [jax.ShapeDtypeStruct(query.shape, query.dtype), jax.ShapeDtypeStruct(query.shape[:3], query.dtype)]
     call = replace(call, key_data=None)  # unused without dropout; xla_lowering must close over no array
     xla_lowering = lambda q, k, v: attention_forward(call, q, k, v, None)
+    if has_cuda_kernel:
+        cuda = flash_attention_cuda.forward(call)
+        return tuple(platform_dependent(xla_lowering, query, key, value, cuda=cuda))
+    outs = [jax.ShapeDtypeStruct(query.shape, query.dtype), jax.ShapeDtypeStruct(query.shape[:3], query.dtype)]
     found = cpu_kernel_call.cpu_kernel_call(
         "attention", xla_lowering, [query, key, value], outs, causal=call.is_causal, scale=call.scale
     )
@@ -305,41 +303,30 @@ def _attend_backward(
     out: jax.Array, logsumexp: jax.Array, wants_bias: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Compute ``attention_backward``, with ATen's CPU kernel where it is profitable, or with a kernel on a GPU."""
-    if _has_cuda_kernel(call, query, key, value, bias):
-        return _attend_backward_on_cuda(replace(call, key_data=None), grad, query, key, value, out, logsumexp)
     operands = [grad, query, key, value, out, logsumexp]
-    if (
-        not _use_cpu_kernel(call, query, key, value, bias)
-        or _is_empty(query, key, value)
-        or not cpu_kernel_call.all_float32(*operands)
-    ):
+    has_cuda_kernel = _has_cuda_kernel(call, query, key, value, bias)
+    has_cpu_kernel = (
+        _use_cpu_kernel(call, query, key, value, bias)
+        and not _is_empty(query, key, value)
+        and cpu_kernel_call.all_float32(*operands)
+    )
+    if not has_cuda_kernel and not has_cpu_kernel:
         return attention_backward(call, grad, query, key, value, bias, out, logsumexp, wants_bias)
     call = replace(call, key_data=None)  # unused without dropout; xla_lowering must close over no array
 
     def xla_lowering(
         grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, out: jax.Array, lse: jax.Array
-    ) -> list[jax.Array]:
-        dq, dk, dv, _ = attention_backward(call, grad, q, k, v, None, out, lse, False)
-        return [dq, dk.reshape(k.shape), dv.reshape(v.shape)]
-
-    outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query, key, value)]
-    found = cpu_kernel_call.cpu_kernel_call(
-        "attention_backward", xla_lowering, operands, outs, causal=call.is_causal, scale=call.scale
-    )
-    dq, dk, dv = found
-    return dq, dk[:, :, None], dv[:, :, None], None
-
-
-def _attend_backward_on_cuda(call: Attention, *operands: jax.Array) -> tuple[Any, ...]:
-    """Compute ``attention_backward`` of heads that share no key, with a kernel if it is lowered for a GPU."""
-
-    def default(
-        grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, out: jax.Array, lse: jax.Array
     ) -> tuple[jax.Array, ...]:
         dq, dk, dv, _ = attention_backward(call, grad, q, k, v, None, out, lse, False)
         return dq, dk.reshape(k.shape).astype(k.dtype), dv.reshape(v.shape).astype(v.dtype)
 
-    dq, dk, dv = platform_dependent(default, *operands, cuda=flash_attention_cuda.backward(call))
+    if has_cuda_kernel:
+        dq, dk, dv = platform_dependent(xla_lowering, *operands, cuda=flash_attention_cuda.backward(call))
+    else:
+        outs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (query, key, value)]
+        dq, dk, dv = cpu_kernel_call.cpu_kernel_call(
+            "attention_backward", xla_lowering, operands, outs, causal=call.is_causal, scale=call.scale
+        )
     return dq, dk[:, :, None], dv[:, :, None], None
 
 
