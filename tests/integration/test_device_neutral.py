@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,9 @@ from tests.support.helpers import run_script
 PROGRAMS = Path(__file__).parents[1] / "programs" / "device_neutral"
 #: Relative difference of losses after a few steps in float32.
 TOLERANCE = 2e-3
+
+#: What a program prints of a value. Two ranks interleave Gloo's messages, so that a line of these begins with a number.
+VALUE = re.compile(r"(\d+ \w+ )?\d+\.\d+|correct \d+")
 
 #: Runs each program once for each number of processes, in forks of a process with torch alone: importing it takes
 #: longer than most programs. Prints what rank 0 prints, as JSON.
@@ -50,7 +54,7 @@ print(json.dumps(printed))
 
 
 def _losses(text: str) -> list[float]:
-    return [float(line.split()[-1]) for line in text.splitlines() if line[:1].isdigit() or line.startswith("correct")]
+    return [float(line.split()[-1]) for line in text.splitlines() if VALUE.fullmatch(line)]
 
 
 def _printed_on_the_cpu(runs: list[tuple[str, int]]) -> list[str]:
