@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 import torch_xla
 import torch_xla.distributed.spmd
 import torch_xla.runtime as xr
+from tests.support.comparisons import Comparisons
 from torch_xla.distributed import xla_backend
 
 OPS: list[Callable[[torch.Tensor], torch.Tensor]] = [
@@ -34,11 +35,15 @@ OPS: list[Callable[[torch.Tensor], torch.Tensor]] = [
 
 
 def _full(t: torch.Tensor) -> torch.Tensor:
-    return (t.full_tensor() if isinstance(t, DTensor) else t).detach().cpu()
+    return _whole(t).detach().cpu()
 
 
-def _close(got: torch.Tensor, expected: torch.Tensor) -> None:
-    torch.testing.assert_close(_full(got), expected.detach(), rtol=1e-3, atol=1e-4)
+def _whole(t: torch.Tensor) -> torch.Tensor:
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def _close(results: Comparisons, got: torch.Tensor, expected: torch.Tensor) -> None:
+    results.add(_whole(got), expected, rtol=1e-3, atol=1e-4)
 
 
 def operations(mesh: DeviceMesh, row: DeviceMesh) -> None:
@@ -46,20 +51,25 @@ def operations(mesh: DeviceMesh, row: DeviceMesh) -> None:
     x, w = torch.randn(8, 9), torch.randn(9, 5)
     d = distribute_tensor(x, mesh, [Shard(0), Shard(1)])
     assert type(d) is DTensor and d.to_local().device.type == "xla" and not xr.is_spmd()
-    for op in OPS:
-        _close(op(d), op(x))
-    _close(d.redistribute(mesh, [Shard(1), Replicate()]), x)
-    d.add_(1)
-    _close(d, x + 1)
+    with Comparisons() as results:
+        for op in OPS:
+            _close(results, op(d), op(x))
+        _close(results, d.redistribute(mesh, [Shard(1), Replicate()]), x)
+        d.add_(1)
+        _close(results, d, x + 1)
+        _products(row, x, w, results)
     part = distribute_tensor(x, mesh["model"], [Shard(1)])
     assert part.to_local().shape[1] == len(torch.arange(9).chunk(mesh.size(1))[mesh.get_local_rank("model")])
+
+
+def _products(row: DeviceMesh, x: torch.Tensor, w: torch.Tensor, results: Comparisons) -> None:
     for one, other in ((Shard(0), Replicate()), (Shard(1), Shard(0)), (Replicate(), Shard(1))):
         parameter = nn.Parameter(distribute_tensor(w, row, [other]))
         product = distribute_tensor(x, row, [one]) @ parameter
-        _close(product, x @ w)
+        _close(results, product, x @ w)
         product.square().sum().backward()
         assert isinstance(parameter.grad, DTensor)
-        _close(parameter.grad, 2 * x.t() @ (x @ w))
+        _close(results, parameter.grad, 2 * x.t() @ (x @ w))
 
 
 class Block(nn.Module):
@@ -94,8 +104,9 @@ def tensor_parallel(mesh: DeviceMesh, row: DeviceMesh) -> None:
             nn.utils.clip_grad_norm_(network.parameters(), 0.1)
             optimizer.step()
         torch_xla.sync()
-    for got, expected in zip(model.parameters(), reference.parameters(), strict=True):
-        _close(got, expected)
+    with Comparisons() as results:
+        for got, expected in zip(model.parameters(), reference.parameters(), strict=True):
+            _close(results, got, expected)
 
 
 def random_numbers(mesh: DeviceMesh, row: DeviceMesh) -> None:
@@ -104,12 +115,14 @@ def random_numbers(mesh: DeviceMesh, row: DeviceMesh) -> None:
     state = torch.xla.get_rng_state()
     first = randn(16, 4, device_mesh=row, placements=[Shard(0)])
     second = nn.functional.dropout(zeros(16, 4, device_mesh=row, placements=[Shard(0)]) + 1, 0.5)
-    values = _full(first)
+    joined = _whole(first), _whole(second)
+    torch_xla.sync()
+    values, dropped = (each.cpu() for each in joined)
     assert len(set(values.flatten().tolist())) == 64
-    dropped = _full(second)
     assert set(dropped.flatten().tolist()) == {0.0, 2.0}
     states = [torch.empty_like(state) for _ in range(dist.get_world_size())]
     dist.all_gather(states, torch.xla.get_rng_state())
+    torch_xla.sync()
     assert all(torch.equal(each, states[0]) for each in states)
     torch.xla.set_rng_state(state)
     assert torch.equal(_full(randn(16, 4, device_mesh=row, placements=[Shard(0)])), values)
@@ -120,11 +133,13 @@ def modules_and_checkpoints(mesh: DeviceMesh, row: DeviceMesh, folder: str) -> N
     layer = nn.Linear(6, 4)
     expected = layer.weight.detach().clone()
     layer = distribute_module(layer, row)
-    _close(layer.weight, expected)
+    with Comparisons() as results:
+        _close(results, layer.weight, expected)
     saved, loaded = (distribute_tensor(v, row, [p]) for v, p in ((expected, Shard(0)), (expected * 0, Shard(1))))
     dcp.save({"weight": saved}, checkpoint_id=folder)
     dcp.load({"weight": loaded}, checkpoint_id=folder)
-    _close(loaded, expected)
+    with Comparisons() as results:
+        _close(results, loaded, expected)
 
 
 def everything(index: int, folder: str) -> None:

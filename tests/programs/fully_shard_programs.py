@@ -20,6 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_xla
 import torch_xla.debug.metrics as met
+from tests.support.comparisons import Comparisons
 from tests.support.helpers import counts
 from torch_xla.distributed.spmd import _process_shards
 
@@ -103,15 +104,10 @@ def _full(value: Any) -> torch.Tensor:
 
 
 def _compare(net: nn.Module, expected: nn.Module, tolerance: float = 2e-3) -> None:
-    for (name, parameter), reference in zip(net.named_parameters(), expected.parameters(), strict=True):
-        assert isinstance(parameter, DTensor) and parameter.to_local().device.type == "xla"
-        torch.testing.assert_close(
-            _full(parameter),
-            reference.detach(),
-            rtol=tolerance,
-            atol=tolerance,
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
+    with Comparisons() as results:
+        for parameter, reference in zip(net.parameters(), expected.parameters(), strict=True):
+            assert isinstance(parameter, DTensor) and parameter.to_local().device.type == "xla"
+            results.add(parameter.full_tensor(), reference, rtol=tolerance, atol=tolerance)
 
 
 #: Options of fully_shard, and of the model.
@@ -176,14 +172,15 @@ def mixed_precision() -> None:
     assert seen == [(torch.bfloat16, torch.bfloat16)] and y.dtype == torch.float32
     expected = _net()
     expected(_batch(0)).square().mean().backward()
-    for parameter, reference in zip(net.parameters(), expected.parameters(), strict=True):
-        assert (
-            parameter.dtype == torch.float32
-            and isinstance(parameter.grad, DTensor)
-            and parameter.grad.placements == (Shard(0),)
-        )
+    gradients = []
+    for parameter in net.parameters():
+        assert parameter.dtype == torch.float32 and isinstance(parameter.grad, DTensor)
+        assert parameter.grad.placements == (Shard(0),)
+        gradients.append(parameter.grad.full_tensor())
+    torch_xla.sync()
+    for gradient, reference in zip(gradients, expected.parameters(), strict=True):
         assert reference.grad is not None
-        assert (_full(parameter.grad) - reference.grad).norm() <= 0.05 * reference.grad.norm() + 0.01
+        assert (gradient.cpu() - reference.grad).norm() <= 0.05 * reference.grad.norm() + 0.01
 
 
 def methods() -> None:

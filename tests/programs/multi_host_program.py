@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import torch_xla
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.xla_multiprocessing as xmp
 import torch_xla.runtime as xr
@@ -41,6 +42,8 @@ def _train(model: nn.Module, batches: torch.Tensor, averaging: bool) -> list[tor
             xm.optimizer_step(optimizer, barrier=True)
         else:
             optimizer.step()
+    if next(model.parameters()).is_xla:
+        torch_xla.sync()  # else each read compiles a program
     return [parameter.detach().cpu() for parameter in model.parameters()]
 
 

@@ -17,6 +17,7 @@ import torch_xla.core.functions as xf
 import torch_xla.core.xla_model as xm
 import torch_xla.distributed.xla_backend
 from tests.programs import collective_cases
+from tests.support.comparisons import Comparisons
 from tests.support.helpers import counts
 from torch_xla.distributed import xla_backend
 from torch_xla.distributed.fsdp.utils import (
@@ -154,52 +155,48 @@ def process_group() -> None:
     world, rank = dist.get_world_size(), dist.get_rank()
     data = [torch.arange(2.0) + 10 * r for r in range(world)]
     mine = data[rank].to("xla")
+    with Comparisons() as results:
+        _collectives(world, rank, data, results)
+    last = mine.clone()
+    dist.broadcast(last, world - 1)
+    assert torch.equal(last.cpu(), data[-1])  # a read without a sync
+    _rooted(world, rank, data, mine)
+    _uneven(world, rank)
+
+
+def _collectives(world: int, rank: int, data: list[torch.Tensor], results: Comparisons) -> None:
+    mine = data[rank].to("xla")
     for tensor in (mine.clone(), data[rank].clone()):  # a CPU tensor is transferred through the device
         dist.all_reduce(tensor)
-        assert torch.equal(tensor.cpu(), sum(data))
+        results.add(tensor, sum(data))  # type: ignore[arg-type]
     mean = mine.clone()
     dist.all_reduce(mean, dist.ReduceOp.AVG)
-    torch.testing.assert_close(mean.cpu(), sum(data) / world)
+    results.add(mean, sum(data) / world, rtol=1e-6)  # type: ignore[arg-type]
     outputs = [torch.zeros(2, device="xla") for _ in range(world)]
     dist.all_gather(outputs, mine)
     joined = torch.zeros(2 * world, device="xla")
     ALL_GATHER(joined, mine)
-    assert torch.equal(torch.cat(outputs).cpu(), torch.cat(data)) and torch.equal(joined.cpu(), torch.cat(data))
+    results.add(torch.cat(outputs), torch.cat(data))
+    results.add(joined, torch.cat(data))
     part, full = torch.zeros(2, device="xla"), torch.cat(data).to("xla") * (rank + 1)
     REDUCE_SCATTER(part, full)
-    scale = world * (world + 1) / 2
-    assert torch.equal(part.cpu(), data[rank] * scale)
+    results.add(part, data[rank] * (world * (world + 1) / 2))
     dist.reduce_scatter(part, list(full.chunk(world)), dist.ReduceOp.MAX)
-    assert torch.equal(part.cpu(), data[rank] * world)
+    results.add(part, data[rank] * world)
     swapped = torch.zeros(world, device="xla")
     dist.all_to_all_single(swapped, torch.arange(float(world), device="xla") + 10 * rank)
-    assert swapped.tolist() == [10 * r + rank for r in range(world)]
+    results.add(swapped, torch.tensor([10.0 * r + rank for r in range(world)]))
     dist.all_to_all(outputs, [mine + r for r in range(world)])
-    assert torch.equal(torch.stack(outputs).cpu(), torch.stack(data) + rank)
-    last = mine.clone()
-    dist.broadcast(last, world - 1)
-    assert torch.equal(last.cpu(), data[-1])
-    _rooted(world, rank, data, mine)
-    _uneven(world, rank)
+    results.add(torch.stack(outputs), torch.stack(data) + rank)
 
 
 def _uneven(world: int, rank: int) -> None:
     """all_to_all with unequal sizes: rank r sends ``sizes[r][s]`` rows to rank s."""
     generator = torch.Generator().manual_seed(5)
-    for most in (5, 5, 1):
-        sizes = torch.randint(0, most + 1, (world, world), generator=generator).tolist()
-        if most == 1:
-            sizes = [[0] * world] * world
-        data = [torch.randn(sum(row), 2, generator=generator) for row in sizes]
-        sent, received = sizes[rank], [row[rank] for row in sizes]
-        expected = [data[r].split(sizes[r])[rank] for r in range(world)]
-        for device in ("xla", "cpu"):
-            single = torch.full((sum(received), 2), 9.0, device=device)
-            dist.all_to_all_single(single, data[rank].to(device), received, sent)
-            assert torch.equal(single.cpu(), torch.cat(expected))
-        several = [torch.full((count, 2), 9.0, device="xla") for count in received]
-        dist.all_to_all(several, list(data[rank].to("xla").split(sent)))
-        assert all(torch.equal(got.cpu(), one) for got, one in zip(several, expected, strict=True))
+    with Comparisons() as results:
+        for most in (5, 5, 1):
+            sizes = torch.randint(0, most + 1, (world, world), generator=generator).tolist()
+            _exchange(rank, [[0] * world] * world if most == 1 else sizes, generator, results)
     _uneven_programs(world, rank)
     x = torch.ones(world, 2, device="xla")
     with pytest.raises(ValueError, match="one per rank, that sum to the"):
@@ -210,6 +207,20 @@ def _uneven(world: int, rank: int) -> None:
             dist.all_to_all_single(torch.empty_like(x), x, [1] * world, wrong)
         with pytest.raises(ValueError, match="reduce_scatter requires an output and inputs of the same shape"):
             dist.reduce_scatter(x[0], [x[0], x[0][:1]] + [x[0]] * (world - 2))
+
+
+def _exchange(rank: int, sizes: list[list[int]], generator: torch.Generator, results: Comparisons) -> None:
+    data = [torch.randn(sum(row), 2, generator=generator) for row in sizes]
+    sent, received = sizes[rank], [row[rank] for row in sizes]
+    expected = [data[r].split(sizes[r])[rank] for r in range(len(sizes))]
+    for device in ("xla", "cpu"):
+        single = torch.full((sum(received), 2), 9.0, device=device)
+        dist.all_to_all_single(single, data[rank].to(device), received, sent)
+        results.add(single, torch.cat(expected))
+    several = [torch.full((count, 2), 9.0, device="xla") for count in received]
+    dist.all_to_all(several, list(data[rank].to("xla").split(sent)))
+    for got, one in zip(several, expected, strict=True):
+        results.add(got, one)
 
 
 def _uneven_programs(world: int, rank: int) -> None:
@@ -228,15 +239,17 @@ def _uneven_programs(world: int, rank: int) -> None:
 
 
 def _rooted(world: int, rank: int, data: list[torch.Tensor], mine: torch.Tensor) -> None:
-    total = mine.clone()
-    dist.reduce(total, 0)
-    assert torch.equal(total.cpu(), sum(data) if rank == 0 else data[rank])
-    gathered = [torch.zeros(2, device="xla") for _ in range(world)] if rank == 0 else None
-    dist.gather(mine, gathered, 0)
-    assert gathered is None or torch.equal(torch.cat(gathered).cpu(), torch.cat(data))
-    given = torch.zeros(2, device="xla")
-    dist.scatter(given, [d.to("xla") + 1 for d in data] if rank == 0 else None, 0)
-    assert torch.equal(given.cpu(), data[rank] + 1)
+    with Comparisons() as results:
+        total = mine.clone()
+        dist.reduce(total, 0)
+        results.add(total, sum(data) if rank == 0 else data[rank])  # type: ignore[arg-type]
+        gathered = [torch.zeros(2, device="xla") for _ in range(world)] if rank == 0 else None
+        dist.gather(mine, gathered, 0)
+        if gathered is not None:
+            results.add(torch.cat(gathered), torch.cat(data))
+        given = torch.zeros(2, device="xla")
+        dist.scatter(given, [d.to("xla") + 1 for d in data] if rank == 0 else None, 0)
+        results.add(given, data[rank] + 1)
     with counts() as moved:
         for length in (0, 3, 500):
             _objects(world, rank, "x" * length)
@@ -311,6 +324,7 @@ def _rings(world: int, rank: int) -> None:
             dist.irecv(buffers[other][turn], other)
             dist.isend(torch.full((1,), 10.0 * rank + turn, device="xla"), other)
     dist.barrier()
+    torch_xla.sync()
     assert {k: [b.item() for b in v] for k, v in buffers.items()} == {k: [10.0 * k, 10.0 * k + 1] for k in others}
 
 
@@ -339,6 +353,7 @@ def _sync_batch_norm(world: int, rank: int) -> None:
     oracle(full).square().mul(full).sum().backward()
     norm(mine).square().mul(mine).sum().backward()
     assert full.grad is not None and mine.grad is not None
+    torch_xla.sync()
     torch.testing.assert_close(mine.grad.cpu(), full.grad.unflatten(0, (world, 3))[rank], rtol=1e-3, atol=1e-3)
     torch.testing.assert_close(norm.running_mean.cpu(), oracle.running_mean)
     torch.testing.assert_close(norm.running_var.cpu(), oracle.running_var)
@@ -347,9 +362,10 @@ def _sync_batch_norm(world: int, rank: int) -> None:
 def _distributed_mm(world: int, rank: int) -> None:
     generator = torch.Generator().manual_seed(3)
     w, x = torch.randn(world, 2, 3, generator=generator), torch.randn(world, 3, 4, generator=generator)
-    for split in (1, 2):
-        got = xf.distributed_mm(w[rank].to("xla"), x[rank].to("xla"), split)
-        torch.testing.assert_close(got.cpu(), w.flatten(0, 1) @ x[rank], rtol=1e-4, atol=1e-4)
+    with Comparisons() as results:
+        for split in (1, 2):
+            got = xf.distributed_mm(w[rank].to("xla"), x[rank].to("xla"), split)
+            results.add(got, w.flatten(0, 1) @ x[rank], rtol=1e-4, atol=1e-4)
 
 
 def reads_of_some() -> None:
@@ -407,15 +423,16 @@ def buckets() -> None:
     numbers = torch.Generator().manual_seed(4)
     every = [torch.randn(world, 2 * world, 300 * i + 1, generator=numbers) for i in range(1, 4)]
     mine = [one[rank].to("xla") for one in every]
-    for cap in (1, 160):
-        for got, one in zip(xm.all_gather_bucketized(mine, 1, bucket_cap_mb=cap), every, strict=True):
-            assert torch.equal(got.cpu(), torch.cat(list(one), 1))
-        parts = xm.reduce_scatter_bucketized("sum", mine, 0.5, 0, world, bucket_cap_mb=cap)
-        outs = [torch.empty_like(part) for part in parts]
-        xm.reduce_scatter_bucketized("sum", mine, 0.5, 0, world, output=outs, bucket_cap_mb=cap)
-        for part, out, one in zip(parts, outs, every, strict=True):
-            assert torch.equal(part, out)
-            torch.testing.assert_close(part.cpu(), one.sum(0).chunk(world)[rank] * 0.5)
+    with Comparisons() as results:
+        for cap in (1, 160):
+            for got, one in zip(xm.all_gather_bucketized(mine, 1, bucket_cap_mb=cap), every, strict=True):
+                results.add(got, torch.cat(list(one), 1))
+            parts = xm.reduce_scatter_bucketized("sum", mine, 0.5, 0, world, bucket_cap_mb=cap)
+            outs = [torch.empty_like(part) for part in parts]
+            xm.reduce_scatter_bucketized("sum", mine, 0.5, 0, world, output=outs, bucket_cap_mb=cap)
+            for part, out, one in zip(parts, outs, every, strict=True):
+                for result in (part, out):
+                    results.add(result, one.sum(0).chunk(world)[rank] * 0.5, rtol=1.3e-6, atol=1e-5)
     met: list[torch.Tensor] = []
     scatter, dummy = BucketizedReduceScatter(1, world), DummyReduceScatter(world)
     for tensor in mine:
@@ -429,6 +446,7 @@ def buckets() -> None:
     x = torch.full((3,), float(rank), device="xla", requires_grad=True)
     total = xf.AllReduceSumLayer.apply(x)
     (total * (rank + 1)).sum().backward()
+    torch_xla.sync()
     assert total.tolist() == [world * (world - 1) / 2] * 3
     assert x.grad is not None and x.grad.tolist() == [world * (world + 1) / 2] * 3
     assert xm.xla_replication_devices() == [f"CPU:{i}" for i in range(world)]
