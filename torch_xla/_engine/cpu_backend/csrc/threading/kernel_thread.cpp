@@ -2,16 +2,24 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <mutex>
 #include <new>
+#include <optional>
 #include <thread>
 
 #include "threading/openmp.h"
+#include "threading/wait_policy.h"
 
 namespace torch_xla::handlers {
 namespace {
@@ -29,6 +37,33 @@ void name_calling_thread() {
 #endif
 }
 
+// How long the calling thread was ready to run while others had the cores; 0 where the operating system does not tell.
+class RunQueueTime {
+ public:
+  RunQueueTime() : file_(open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)) {}
+  ~RunQueueTime() {
+    if (file_ >= 0) {
+      close(file_);
+    }
+  }
+  RunQueueTime(const RunQueueTime&) = delete;
+  RunQueueTime& operator=(const RunQueueTime&) = delete;
+
+  std::chrono::nanoseconds read() const {
+    std::array<char, 100> text{};  // time on a core, time in the queue, number of time slices
+    long long running = 0;
+    long long waiting = 0;
+    if (file_ < 0 || pread(file_, text.data(), text.size() - 1, 0) <= 0 ||
+        std::sscanf(text.data(), "%lld %lld", &running, &waiting) != 2) {
+      waiting = 0;
+    }
+    return std::chrono::nanoseconds(waiting);
+  }
+
+ private:
+  const int file_;
+};
+
 class KernelThread {
  public:
   void run(Task& task) {
@@ -45,23 +80,42 @@ class KernelThread {
     task.done.wait(0, std::memory_order_acquire);
   }
 
-  std::atomic<int> threads{0};  // 0: torch's default
+  std::atomic<int> threads{0};              // 0: torch's default
+  std::atomic<int64_t> passive_kernels{0};  // since the last launch
 
  private:
   [[noreturn]] void serve() {
     name_calling_thread();
     const c10::InferenceMode no_autograd;
+    const RunQueueTime queue;
     for (;;) {
       Task* task = next();
       try {
         update_thread_count();
-        (*task->work)();
+        run_work(*task->work, queue);
       } catch (...) {
         task->error = std::current_exception();
       }
       task->done.store(1, std::memory_order_release);
       task->done.notify_one();
     }
+  }
+
+  void run_work(const std::function<void()>& work, const RunQueueTime& queue) {
+    if (is_policy_set_) {
+      work();
+      return;
+    }
+    if (!policy_.is_passive()) {
+      passive_.reset();
+    } else if (!passive_) {
+      passive_.emplace();
+    }
+    passive_kernels.fetch_add(passive_ ? 1 : 0, std::memory_order_relaxed);
+    const auto waited = queue.read();
+    const auto start = std::chrono::steady_clock::now();
+    work();
+    policy_.add(std::chrono::steady_clock::now() - start, queue.read() - waited);
   }
 
   void update_thread_count() const {
@@ -96,6 +150,11 @@ class KernelThread {
   std::deque<Task*> tasks_;
   std::atomic<uint32_t> pushed_{0};  // number of tasks ever pushed
   bool started_ = false;
+  // By the user, in the environment.
+  const bool is_policy_set_ = std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
+  // Of the kernel thread.
+  WaitPolicy policy_;
+  std::optional<PassiveWaiting> passive_;
 };
 
 // Never destroyed: its thread may wait for work while the process exits.
@@ -121,9 +180,11 @@ void run_on_kernel_thread(const std::function<void()>& work) {
 
 }  // namespace torch_xla::handlers
 
-void torch_xla_set_threads(int count, bool release_team) {
+int64_t torch_xla_set_threads(int count, bool release_team) {
   if (release_team) {
     torch_xla::handlers::release_omp_team();
   }
-  torch_xla::handlers::kernel_thread().threads.store(count, std::memory_order_relaxed);
+  auto& thread = torch_xla::handlers::kernel_thread();
+  thread.threads.store(count, std::memory_order_relaxed);
+  return thread.passive_kernels.exchange(0, std::memory_order_relaxed);
 }

@@ -9,12 +9,14 @@
 //
 //  a kernel runs              its team spins between loops, as OpenMP is configured
 //  no kernel is to run        the whole team sleeps, in a loop that ends when the next kernel arrives
+//  the machine is loaded      its team sleeps between loops too (see wait_policy.h)
 //
 // GNU's OpenMP makes all teams sleep between loops if a process has more threads in teams than cores: waking them took
 // longer than many loops, and made kernels with several loops twice as slow. So the thread that starts a program first
 // releases its own team (mostly that of Python's main thread), which OpenMP recreates when needed.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 namespace torch_xla::handlers {
@@ -26,5 +28,5 @@ void run_on_kernel_thread(const std::function<void()>& work);
 
 // Sets the team size to `count`, and releases the caller's OpenMP team if `release_team`: not a team that stayed in the
 // parent of this process, for whose threads OpenMP would wait. The thread that starts a program calls this before the
-// launch.
-extern "C" __attribute__((visibility("default"))) void torch_xla_set_threads(int count, bool release_team);
+// launch. Returns how many kernels since the last call had a team that sleeps between loops.
+extern "C" __attribute__((visibility("default"))) int64_t torch_xla_set_threads(int count, bool release_team);

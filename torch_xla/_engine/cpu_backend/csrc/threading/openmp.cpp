@@ -4,14 +4,19 @@
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/empty.h>
 #include <dlfcn.h>
+#include <pthread.h>
+
+#include <atomic>
+#include <memory>
+#include <thread>
 
 namespace torch_xla::handlers {
 namespace {
 
 constexpr int kPauseSoft = 1;  // omp_pause_soft: keeps the user's settings
 
-// The OpenMP 5.0 functions that release_omp_team() needs. A process may load several OpenMP runtimes; this finds
-// torch's.
+// The functions of OpenMP that this file needs; the first two are of OpenMP 5.0. A process may load several OpenMP
+// runtimes; this finds torch's.
 struct Functions {
   Functions() {
     Dl_info torch;
@@ -21,12 +26,31 @@ struct Functions {
     if (library != nullptr) {  // also finds symbols of the libraries it depends on
       pause = reinterpret_cast<int (*)(int, int)>(dlsym(library, "omp_pause_resource"));
       host = reinterpret_cast<int (*)()>(dlsym(library, "omp_get_initial_device"));
+      count_cores = reinterpret_cast<int (*)()>(dlsym(library, "omp_get_num_procs"));
+      set_threads = reinterpret_cast<void (*)(int)>(dlsym(library, "omp_set_num_threads"));
     }
   }
 
   int (*pause)(int kind, int device) = nullptr;
   int (*host)() = nullptr;
+  int (*count_cores)() = nullptr;
+  void (*set_threads)(int count) = nullptr;  // of the calling thread
 };
+
+const Functions& functions() {
+  static const Functions found;
+  return found;
+}
+
+void sleep_until_over(const std::atomic<int>& is_over) {
+#ifdef __linux__
+  pthread_setname_np(pthread_self(), "xla_passive");  // not the kernel thread's name, which new threads inherit
+#endif
+  if (functions().count_cores != nullptr && functions().set_threads != nullptr) {
+    functions().set_threads(functions().count_cores() + 1);
+  }
+  run_on_all_threads([&] { is_over.wait(0, std::memory_order_acquire); });
+}
 
 }  // namespace
 
@@ -45,8 +69,17 @@ void run_on_all_threads(const std::function<void()>& work) {
   parallel_for(at::get_num_threads(), [&](int64_t, int64_t) { work(); });
 }
 
+PassiveWaiting::PassiveWaiting() : is_over_(std::make_shared<std::atomic<int>>(0)) {
+  std::thread([is_over = is_over_] { sleep_until_over(*is_over); }).detach();
+}
+
+PassiveWaiting::~PassiveWaiting() {
+  is_over_->store(1, std::memory_order_release);
+  is_over_->notify_all();
+}
+
 void release_omp_team() {
-  static const Functions openmp;
+  const Functions& openmp = functions();
   if (openmp.pause != nullptr && openmp.host != nullptr) {
     openmp.pause(kPauseSoft, openmp.host());
   }

@@ -1,8 +1,10 @@
 // Access to the OpenMP runtime that torch is linked with, and to the calling thread's team.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 
 namespace torch_xla::handlers {
 
@@ -12,6 +14,21 @@ void parallel_for(int64_t count, const std::function<void(int64_t begin, int64_t
 
 // Runs `work` on each thread of the calling thread's team, including itself, and waits for all.
 void run_on_all_threads(const std::function<void()>& work);
+
+// While it exists, the teams of GNU's OpenMP sleep while they wait, instead of spinning.
+//
+// GNU's OpenMP decides at each wait: it spins unless the teams of the process have more threads than there are cores.
+// This owns a team that sleeps and makes them more. Elsewhere it changes nothing.
+class PassiveWaiting {
+ public:
+  PassiveWaiting();
+  ~PassiveWaiting();
+  PassiveWaiting(const PassiveWaiting&) = delete;
+  PassiveWaiting& operator=(const PassiveWaiting&) = delete;
+
+ private:
+  const std::shared_ptr<std::atomic<int>> is_over_;  // shared with the thread that owns the team
+};
 
 // Releases the calling thread's team; OpenMP recreates it at the next parallel loop. Does nothing inside a loop, or if
 // OpenMP is older than 5.0. (LLVM's OpenMP makes its threads sleep instead.)
