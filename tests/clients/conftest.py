@@ -43,6 +43,7 @@ SAMPLE = {
     "test_sentence_transformers",
     "test_trl",
     "test_torch_geometric[SAGEConv]",
+    "test_gpytorch",
 }
 
 

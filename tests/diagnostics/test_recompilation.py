@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import logging
@@ -255,6 +256,37 @@ def test_results_that_ipython_displays_are_not_reported(tmp_path: Path) -> None:
         for op in ("exp", "sin", "cos", "tan", "sqrt"):
             names["display"](getattr(x, op)())
     assert moved.compilations == 5 and reported == []
+
+
+def graphs_of_lines(folder: Path, lines: int) -> Callable[[torch.Tensor], None]:
+    """A function of a file of the folder, each of whose lines runs four graphs."""
+    names: dict[str, Any] = {}
+    body = "".join(f"    for op in ('exp', 'sin', 'cos', 'tan'): getattr(t + {n}, op)().cpu()\n" for n in range(lines))
+    folder.mkdir(parents=True)
+    exec(compile(f"def run(t):\n{body}", str(folder / "step.py"), "exec"), names)
+    return names["run"]  # type: ignore[no-any-return]
+
+
+@pytest.mark.usefixtures("fresh_tracker")
+@pytest.mark.parametrize(
+    ("folder", "watched", "reported"),
+    [("mine", False, 3), ("site-packages/solver", False, 2), ("site-packages/solver", True, 4)],
+)
+def test_an_installed_library_logs_one_explanation_of_a_kind(
+    folder: str, watched: bool, reported: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its lines are not the user's to change. watch() and the report have all of them."""
+    x = torch.ones(4).to("xla")
+    monitor = recompilation.watch(None) if watched else contextlib.nullcontext()
+    tracker.threshold = 1
+    with caplog.at_level(logging.WARNING, "torch_xla.recompilation"), monitor:
+        graphs_of_lines(tmp_path / folder, lines=3)(x)
+    messages = [" ".join(r.getMessage().split()) for r in caplog.records if r.name == "torch_xla.recompilation"]
+    assert len(messages) == reported, messages
+    note = "; other graphs of solver that change like this do not warn (torch_xla.debug.report() lists them)"
+    assert [note in text for text in messages] == [folder != "mine" and not watched] * reported
+    lines = {r.site[2] for r in tracker.found}
+    assert recompilation.count() == 6 and len(lines) == 3 and "do not warn" not in recompilation.report()
 
 
 @pytest.mark.usefixtures("fresh_tracker")

@@ -6,7 +6,7 @@ import linecache
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch_xla._engine.base import messages, sharding_ids
@@ -78,6 +78,13 @@ def explain_difference(difference: GraphDiff, context: RecompilationContext, *, 
         took = f", {context.seconds:.2g} s" if context.seconds else ""
         headline, page = f"recompiled the graph at {context.line} ({size}{took})", "recompilation"
     return Explanation(kind, messages.compose(headline, cause, fix, page), line, (kind, *subject), fix, details)
+
+
+def add_library_note(explanation: Explanation, library: str) -> Explanation:
+    """Return the explanation; its text also says that it is the only one of its kind for an installed library."""
+    note = f"; other graphs of {library} that change like this do not warn (torch_xla.debug.report() lists them)"
+    headline, cause, rest = explanation.text.split("\n", 2)
+    return replace(explanation, text=f"{headline}\n{cause}{note}\n{rest}")
 
 
 _UNSTABLE_PAGES = {"inputs": "changing-shapes", "derived": "changing-shapes"}

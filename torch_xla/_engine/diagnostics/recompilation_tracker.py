@@ -11,7 +11,8 @@ A *site* is a device, a user line that runs graphs, and a sync reason. These com
 A compilation under ``torch.autograd.detect_anomaly``, in a suspend() block or for IPython's display of a result is
 ignored. Every other one is unexpected: it counts as UnexpectedRecompile and gets an Explanation. From the
 TORCH_XLA_EXPLAIN_RECOMPILATIONS-th on, explanations are also logged (torch_xla.recompilation, WARNING): once per cause
-and site; in a watch() block, up to three causes of a site.
+and site, and of causes in an installed library, whose lines a user cannot change, once per library and kind; in a
+watch() block, up to three causes of each site.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from torch_xla._engine.diagnostics import metrics, step_timings
 from torch_xla._engine.diagnostics.recompilation_explanation import (
     Explanation,
     RecompilationContext,
+    add_library_note,
     explain_difference,
 )
 from torch_xla._engine.graph import graph_diff
@@ -73,6 +75,8 @@ class RecompilationTracker:
         self._interpreted: deque[tuple[Site, GraphSummary]] = deque(maxlen=_MAX_KNOWN)
         self._reported: set[tuple[object, ...]] = set()
         self._reported_at: Counter[Site] = Counter()
+        self._reported_libraries: set[tuple[str, str]] = set()  # (installed library, kind), one message each
+        self._is_watched = False  # in a watch() block
         #: The last explanation and its step.
         self._last: tuple[step_timings.StepRecord, Explanation] | None = None
         #: (function, what has changed) -> calls of torch_xla.compile(replay=True) that were recorded again for it.
@@ -80,7 +84,6 @@ class RecompilationTracker:
         self.unexpected = 0
         self.found: deque[Recompilation] = deque(maxlen=1000)
         self.threshold: int | None = None  # overrides TORCH_XLA_EXPLAIN_RECOMPILATIONS
-        self._most_at_site = 1
         self.capture: Callable[[bool], None] = lambda on: None  # enables capturing the source line of each op
         self._ignored = threading.local()  # .depth: the number of nested suspend() blocks of this thread
         self._calm = _CALM  # steps since the last unexpected compilation
@@ -118,7 +121,7 @@ class RecompilationTracker:
         reported = self._should_report(site, found)
         self.found.append(Recompilation(site, found, reported))
         if reported:
-            self.emit(found)
+            self._emit_message(found)
         return found
 
     def interpreted(self, site: Site, new: GraphSummary) -> None:
@@ -138,8 +141,10 @@ class RecompilationTracker:
             return
         found = explain_difference(graph_diff.diff_summaries(old, new), context, unstable=True)
         with self._lock:
+            if not self._is_first_of_library(found):
+                return
             self._reported.add(found.subject)
-        self.emit(found)
+        self._emit_message(found)
 
     def note_replay_miss(self, function: str, reason: str) -> None:
         """Count a call of a replayed function that was recorded again, because ``reason`` has changed."""
@@ -195,11 +200,27 @@ class RecompilationTracker:
             self.unexpected += 1
             if not threshold or self.unexpected < threshold:
                 return False
-            if found.subject in self._reported or self._reported_at[site] >= self._most_at_site:
+            most_at_site = _WATCHED_MESSAGES_PER_SITE if self._is_watched else 1
+            if found.subject in self._reported or self._reported_at[site] >= most_at_site:
+                return False
+            if not self._is_first_of_library(found):
                 return False
             self._reported.add(found.subject)
             self._reported_at[site] += 1
             return True
+
+    def _is_first_of_library(self, found: Explanation) -> bool:
+        """Whether no message of the kind was logged yet for the library that causes it; note one. Holds the lock."""
+        library = user_frames.installed_library(found.line)
+        if library is None or self._is_watched:
+            return True
+        is_first = (library, found.kind) not in self._reported_libraries
+        self._reported_libraries.add((library, found.kind))
+        return is_first
+
+    def _emit_message(self, found: Explanation) -> None:
+        library = user_frames.installed_library(found.line)
+        self.emit(found if library is None or self._is_watched else add_library_note(found, library))
 
     @contextmanager
     def suspend(self) -> Iterator[None]:
@@ -213,15 +234,14 @@ class RecompilationTracker:
     @contextmanager
     def report_all(self, emit: Callable[[Explanation], None] | None) -> Iterator[None]:
         """In the block, report every cause from the first unexpected compilation on, through ``emit`` if given."""
-        before = self.threshold, self.emit, self._reported, self._reported_at, self._most_at_site
-        self.threshold, self._reported, self._reported_at = 1, set(), Counter()
-        self._most_at_site = _WATCHED_MESSAGES_PER_SITE
+        before = self.threshold, self.emit, self._reported, self._reported_at, self._is_watched
+        self.threshold, self._reported, self._reported_at, self._is_watched = 1, set(), Counter(), True
         self.emit = emit or self.emit
         self._set_line_capture(True)
         try:
             yield
         finally:
-            self.threshold, self.emit, self._reported, self._reported_at, self._most_at_site = before
+            self.threshold, self.emit, self._reported, self._reported_at, self._is_watched = before
             self._set_line_capture(False)
 
 
