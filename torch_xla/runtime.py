@@ -180,7 +180,8 @@ def runtime_device_attributes(device: str) -> dict[str, Any]:
     ordinal = place.index or 0
     if place.type != "xla" or ordinal >= len(devices.devices()):
         raise RuntimeError(
-            f"runtime_device_attributes: {device} does not exist; this process has {len(devices.devices())} xla devices"
+            f"runtime_device_attributes: {device} does not exist; this process has {len(devices.devices())} xla "
+            f"device(s). {devices.missing_device_advice()}"
         )
     return _attributes(devices.device(ordinal))
 

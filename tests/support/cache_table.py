@@ -159,6 +159,7 @@ support/counters.cpp:counters           a registry by name
 support/counters.cpp:s                  a registry of functions
 support/counters.cpp:t                  holds counters.cpp:counters
 dispatch/cpu_fallback.cpp:inputs        not a cache: lives for one call
+runtime/device.cpp:advice               a text, written by Python when the backend starts
 runtime/device.cpp:count                a setting, written by Python: the number of devices reported to torch
 runtime/device.cpp:current_index        the current device of a thread
 runtime/device.cpp:h                    Python functions, set once

@@ -91,6 +91,7 @@ def initialize() -> None:
     # Until the backend starts there is none: see autograd_threading.
     module.set_advertised_devices(0)
     devices.on_backend_start(lambda _: module.set_advertised_devices(_max_device_count()))
+    devices.on_backend_start(lambda _: module.set_missing_device_advice(devices.missing_device_advice()))
     _register(module)
     if settings.XLA_IR_DEBUG or settings.XLA_HLO_DEBUG:
         source_info.set_capture(True)

@@ -86,6 +86,17 @@ def on_backend_start(notify: Callable[[jax.Device], None]) -> None:
     _start_callbacks.append(notify)
 
 
+def missing_device_advice() -> str:
+    """Return what to write instead of a device that this process does not have."""
+    count = replicas.process_count()
+    if count == 1:
+        return "On CPU, set the environment variable CPU_NUM_DEVICES before the first use of a device to have more."
+    return (
+        f"It is rank {replicas.process_index()} of a job of {count} processes, and each process sees only its own "
+        'device, as xla:0: write device="xla" in every process, without the local rank.'
+    )
+
+
 def _storage_dtype_map(platform: str) -> dict[torch.dtype, torch.dtype]:
     return dtypes.storage_dtype_map(
         platform,

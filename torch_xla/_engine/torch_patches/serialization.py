@@ -136,13 +136,13 @@ def _rebuild_on_device(original: Callable[..., Any], values: torch.Tensor, *args
     return tensor
 
 
-def _check(device: Any) -> Any:
+def _check(device: Any, source: str = "map_location names") -> Any:
     """Return ``device``. Raises RuntimeError for an xla device that does not exist."""
     place = torch.device(device)
     if place.type == "xla" and place.index is not None and place.index >= devices.count():
         count = devices.count()
         raise RuntimeError(
-            f"torch.load: the file has a tensor on {place}, which does not exist: this process has {count} xla "
+            f"torch.load: {source} {place}, which does not exist: this process has {count} xla "
             f"device{'s'[: count != 1]} (xla:0{f' to xla:{count - 1}' if count > 1 else ''}). Pass "
             "map_location='xla:0' or map_location='cpu'."
         )
@@ -155,7 +155,9 @@ def _restore_location(original: Callable[[Any], Any], device: Any) -> Any:
     if not str(device).startswith("xla"):
         return original(device)
     if where is None or isinstance(where, (dict, str, torch.device)):
-        return _check(original(device))
+        target = original(device)
+        is_saved_device = torch.device(target) == torch.device(device)
+        return _check(target, "the file has a tensor on" if is_saved_device else "map_location names")
     storage: Any = where(torch.UntypedStorage(0), str(device))  # as for other devices: (storage, location)
     return _check(device if storage is None else storage.device)
 

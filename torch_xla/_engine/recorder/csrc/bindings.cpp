@@ -274,6 +274,7 @@ void bind_state(py::module_& m) {
   m.def("set_pending_limit", [](int64_t n) { pending_limit().store(n); });
   m.def("set_constant_numbers", &set_constant_numbers);
   m.def("set_advertised_devices", [](int n) { advertised_devices().store(n); });
+  m.def("set_missing_device_advice", [](std::string advice) { missing_device_advice() = std::move(advice); });
   m.def("current_device", [] { return static_cast<int>(current_device()); });
   m.def("set_current_device", [](Ordinal device) { set_current_device(device); });
   m.def("set_seed", [](Ordinal device, uint64_t seed) { set_seed(device, seed); });

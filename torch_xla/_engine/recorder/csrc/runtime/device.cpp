@@ -63,10 +63,9 @@ int8_t check_index(int64_t index) {
   if (index < 0 || index >= known.load(std::memory_order_relaxed)) {
     const int count = std::min(hooks().device_count(), kMaxDevices);
     known.store(count);
-    TORCH_CHECK(
-        index >= 0 && index < count, "xla:", index, " does not exist: this process has ", count, " xla device",
-        count == 1 ? "" : "s", " (xla:0", count == 1 ? "" : " to xla:" + std::to_string(count - 1),
-        "). On CPU, set the environment variable CPU_NUM_DEVICES before the first use of a device to have more.");
+    TORCH_CHECK(index >= 0 && index < count, "xla:", index, " does not exist: this process has ", count, " xla device",
+                count == 1 ? "" : "s", " (xla:0", count == 1 ? "" : " to xla:" + std::to_string(count - 1), "). ",
+                missing_device_advice());
   }
   return static_cast<int8_t>(index);
 }
@@ -111,6 +110,11 @@ Hooks& hooks() {
 std::atomic<int>& advertised_devices() {
   static std::atomic<int> count{8};
   return count;
+}
+
+std::string& missing_device_advice() {
+  static auto* advice = new std::string;
+  return *advice;
 }
 
 int8_t validated_index(c10::Device device) {

@@ -93,6 +93,9 @@ inline void block_if_shutting_down() {
 // backend has started, so this is an upper bound; using a device that does not exist raises.
 std::atomic<int>& advertised_devices();
 
+// What to write instead of a device that does not exist. Set when the backend starts, which counts the devices.
+std::string& missing_device_advice();
+
 // Validates a device that comes from outside the recorder. Every such device or ordinal goes through one of these two
 // functions, and only their results index our tables. Raises the error that a user sees for torch.device("xla:9"). A
 // device without an index is the thread's current one.
