@@ -360,3 +360,13 @@ def test_data_errors_do_not_stop_the_device() -> None:
     with pytest.raises(IndexError, match="index 7 is out of bounds for dimension 0 with size 3"):
         (x[torch.tensor([1, 7], device="xla")] + 1).cpu()
     assert torch.tensor([0.0, -1.0], device="xla").log().isfinite().any().item() is False
+
+
+@pytest.mark.parametrize("size", [3, 80], ids=["small", "large"])  # of small matrices the CPU kernel is asked
+@pytest.mark.parametrize("decompose", [torch.linalg.lu, torch.linalg.lu_factor_ex])
+def test_lu_without_pivoting_raises_where_it_is_recorded(decompose: Callable[..., Any], size: int) -> None:
+    x = torch.eye(size)
+    there, here = (_raised(lambda device: decompose(x.to(device), pivot=False), device) for device in ("cpu", "xla"))
+    assert type(here) is type(there) is RuntimeError
+    assert str(there) in str(here)
+    assert size == 3 and decompose is torch.linalg.lu_factor_ex or f"[{size}, {size}]); use pivot=True" in str(here)

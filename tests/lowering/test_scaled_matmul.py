@@ -119,6 +119,72 @@ def test_errors_of_the_cpu(case: tuple[str, Callable[..., Any]]) -> None:
     assert there[1] in here[1]
 
 
+def _scaled_mm_v2(a: Tensor, b: Tensor, kinds: tuple[int, int], scales: list[Tensor], **options: Any) -> Tensor:
+    """The operator of torch.nn.functional.scaled_mm; the first half of the scales is that of the first matrix."""
+    half, swizzle = len(scales) // 2, [int(options.pop("swizzled", False))]
+    first, second = scales[:half], scales[half:]
+    dtype = options.pop("dtype", torch.float32)
+    recipes = [kinds[:1] * half, kinds[1:] * half]
+    bias, dims = options.pop("bias", None), options.pop("dims", ())
+    return torch._scaled_mm_v2(a, b, first, recipes[0], swizzle, second, recipes[1], swizzle, bias, dtype, dims)
+
+
+#: name -> (call of two matrices and a scale, what the message says). Blocks have the numbers 2 to 5.
+RECIPES: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], str]] = {
+    "blocks": (
+        lambda a, b, s: _scaled_mm_v2(a, b, (4, 5), [s.expand(len(a), 1), s.expand(1, 1)]),
+        r"recipes BlockWise1x128 and BlockWise128x128, scales Float\[\d+, 1\] and Float\[1, 1\]",
+    ),
+    "swizzles": (lambda a, b, s: _scaled_mm_v2(a, b, (0, 0), [s, s], swizzled=True), "with swizzles"),
+    "two levels": (
+        lambda a, b, s: _scaled_mm_v2(a, b, (0, 0), [s, s, s, s]),
+        r"recipes TensorWise, TensorWise and TensorWise, TensorWise, scales Float\[\], Float\[\] and Float",
+    ),
+    "mixed": (lambda a, b, s: _scaled_mm_v2(a, b, (1, 0), [s.expand(len(a), 1), s]), "RowWise and TensorWise"),
+    "rows": (lambda a, b, s: _scaled_mm_v2(a, b, (1, 1), [s.expand(5, 1), s.expand(1, b.shape[1])]), r"Float\[5, 1\]"),
+    "scales in float16": (lambda a, b, s: _scaled_mm_v2(a, b, (0, 0), [s.half(), s]), r"scales Half\[\] and Float\[\]"),
+    "float32": (lambda a, b, s: _scaled_mm_v2(a.float(), b.float(), (0, 0), [s, s]), r"mat_a Float\[\d+, \d+\]"),
+    "inner sizes": (lambda a, b, s: _scaled_mm_v2(a[:, :16], b, (0, 0), [s, s]), "shapes cannot be multiplied"),
+    "dimensions": (lambda a, b, s: _scaled_mm_v2(a[0], b, (0, 0), [s, s]), r"mat_a must be a matrix, got Float8"),
+    "contraction": (lambda a, b, s: _scaled_mm_v2(a, b, (0, 0), [s, s], dims=[0, 0, 1]), "exactly 2 elements"),
+    "bias": (lambda a, b, s: _scaled_mm_v2(a, b, (0, 0), [s, s], bias=s.expand(5)), "must be size 48 but got 5"),
+    "bias in float64": (
+        lambda a, b, s: _scaled_mm_v2(a, b, (0, 0), [s, s], bias=s.double().expand(48)), "but got Double"
+    ),
+}  # fmt: skip
+
+
+@needs_oracle
+@pytest.mark.skipif(not hasattr(torch, "_scaled_mm_v2"), reason="torch has no scaled_mm")
+@pytest.mark.parametrize("rows", [ROWS, 1 << 16], ids=["small", "large"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_recipes_that_are_not_supported_raise_where_they_are_recorded(recipe: str, rows: int) -> None:
+    """The CPU rejects them, too. The large matrices are too large for recording to call the CPU's kernel."""
+    call, message = RECIPES[recipe]
+    a, b = torch.ones(rows, INNER).to(E4M3), _matrices(E4M3, E4M3)[1]
+    if rows == ROWS:
+        assert {kind for kind, _ in _messages(call, a, b, torch.tensor(1.0))} == {ValueError}
+    with counts() as moved, pytest.raises(ValueError, match=message):
+        call(a.to("xla"), b.to("xla"), torch.tensor(1.0, device="xla"))
+    assert moved.executions == 0
+
+
+@pytest.mark.skipif(not hasattr(torch, "_scaled_mm_v2"), reason="torch has no scaled_mm")
+def test_large_matrices_in_any_layout() -> None:
+    """torch's meta function wants the second matrix in columns; xla's results do not depend on strides."""
+    rows, inner = 1 << 16, INNER
+    a, b = torch.ones(rows, inner).to(E4M3), torch.ones(inner, COLUMNS).to(E4M3)
+    with counts() as moved:
+        one = torch.tensor(0.5, device="xla")
+        found = _scaled_mm_v2(a.to("xla"), b.to("xla"), (0, 0), [one, one])
+        assert found.dtype == torch.float32 and found.sum().item() == rows * COLUMNS * inner / 4
+        with pytest.raises(
+            ValueError, match=r"aten::_scaled_mm: .*mat_a Float8_e4m3fn\[65536, 32\], .* scales Float\[3\]"
+        ):
+            torch._scaled_mm(a.to("xla"), b.to("xla"), torch.ones(3, device="xla"), one)
+    assert not moved.fallbacks
+
+
 class _Float8Product(torch.autograd.Function):
     """``x @ weight.t()``: each operand is scaled to the range of its float8 dtype; gradients are in float8_e5m2."""
 

@@ -187,6 +187,11 @@ void check_known_cases(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   } else if (name == "aten::nll_loss2d_forward") {
     const at::ScalarType target = arguments[1].toTensor().scalar_type();
     TORCH_CHECK(target == at::kLong, "expected scalar type Long but found ", at::toString(target));
+  } else if (name == "aten::linalg_lu_factor_ex" || name == "aten::linalg_lu") {
+    const at::Tensor matrix = arguments[0].toTensor();
+    TORCH_CHECK(arguments[1].toBool(),
+                "linalg.lu_factor: LU without pivoting is not implemented on the CPU, nor on xla (", name, " of ",
+                at::toString(matrix.scalar_type()), matrix.sizes(), "); use pivot=True");
   } else if (lenient.count(name) != 0 || is_invalid_index_write(name, arguments) ||
              sums_in_other_dtype(op, name, arguments) ||
              (name == "aten::convolution" &&

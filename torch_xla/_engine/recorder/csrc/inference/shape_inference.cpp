@@ -6,6 +6,7 @@
 #include "inference/argument_checks.h"
 #include "inference/pointwise_inference.h"
 #include "inference/redispatch.h"
+#include "inference/scaled_matmul.h"
 
 namespace torch_xla {
 namespace {
@@ -86,23 +87,6 @@ at::Tensor grouped_mm_on_meta(c10::ArrayRef<c10::IValue> arguments) {
   return at::empty(sizes, at::TensorOptions().dtype(dtype).device(at::kMeta));
 }
 
-// torch's meta function checks neither sizes nor scales for this device. The message is that of the CPU kernel, which
-// results_on_meta calls if a check fails.
-void check_scaled_mm(c10::ArrayRef<c10::IValue> arguments) {
-  const at::Tensor a = arguments[0].toTensor(), b = arguments[1].toTensor();
-  const at::Tensor of_rows = arguments[2].toTensor(), of_columns = arguments[3].toTensor();
-  TORCH_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0), "aten::_scaled_mm: the matrices do not match");
-  const bool is_float8 = at::isFloat8Type(a.scalar_type()) && at::isFloat8Type(b.scalar_type());
-  const bool by_tensor = of_rows.numel() == 1 && of_columns.numel() == 1;
-  const bool by_row =
-      of_rows.sizes() == at::IntArrayRef({a.size(0), 1}) && of_columns.sizes() == at::IntArrayRef({1, b.size(1)});
-  TORCH_CHECK(is_float8 && (by_tensor || by_row) && of_rows.scalar_type() == at::kFloat &&
-                  of_columns.scalar_type() == at::kFloat,
-              "aten::_scaled_mm: invalid dtypes or scales");
-  TORCH_CHECK(arguments[4].isNone() || arguments[4].toTensor().numel() == b.size(1),
-              "aten::_scaled_mm: the bias does not match");
-}
-
 // Returns whether result shapes depend on values.
 bool has_value_dependent_shape(const Op& op) {
   return op.random || op.handle.hasTag(at::Tag::dynamic_output_shape) ||
@@ -128,6 +112,9 @@ torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> argum
   if (op.name == "aten::_grouped_mm") {
     return {grouped_mm_on_meta(arguments)};
   }
+  if (op.name == "aten::_scaled_mm_v2") {
+    return {scaled_mm_v2_on_meta(arguments)};
+  }
   // The kernels accept uint8 targets; the meta functions do not.
   const bool byte_targets = op.name.rfind("aten::nll_loss", 0) == 0;
   const auto on_meta = [&](const at::Tensor& t) {
@@ -136,7 +123,7 @@ torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> argum
   };
   try {
     if (op.name == "aten::_scaled_mm") {
-      check_scaled_mm(arguments);
+      check_scaled_mm(arguments);  // an error of small matrices is replaced by the CPU's below
     }
     return redispatch(op, arguments, DeviceSubstitution{at::kMeta, on_meta});
   } catch (const std::exception&) {
