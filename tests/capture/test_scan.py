@@ -25,6 +25,7 @@ from torch_xla.experimental import scan as scan_module
 from torch_xla.experimental.assume_pure import PureModule
 from torch_xla.experimental.scan import scan
 from torch_xla.experimental.scan_layers import StackedLayers, scan_layers
+from torch_xla.experimental.stablehlo_custom_call import place_to_device, place_to_host
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
@@ -354,6 +355,75 @@ def test_a_custom_operator_is_one_node_for_the_partition() -> None:
     assert "aten.sin.default" not in targets and "aten.sub.Tensor" not in targets
 
 
+def _moves_values(joint: Any, inputs: Any, *, num_fwd_outputs: int) -> Any:
+    """Save what the partitioner of torch.compile saves; values that are not inputs wait in host memory."""
+    assert len(joint.graph.find_nodes(op="call_function", target=torch.ops.test_scan.named.default)) == 1
+    forward, backward = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
+    (output,) = forward.graph.find_nodes(op="output")
+    found = list(output.args[0])
+    given = {node.name: node for node in backward.graph.find_nodes(op="placeholder")}
+    for place, value in enumerate(found[num_fwd_outputs:], num_fwd_outputs):
+        if value.op == "call_function":
+            with forward.graph.inserting_before(output):
+                found[place] = forward.graph.call_function(torch.ops.xla.place_to_host.default, (value,))
+            with backward.graph.inserting_after(given[value.name]):
+                back = backward.graph.call_function(torch.ops.xla.place_to_device.default, (given[value.name],))
+            given[value.name].replace_all_uses_with(back, delete_user_cb=lambda user, back=back: user is not back)
+    output.args = (found,)
+    return forward, backward
+
+
+def _with_hooks(step: Step) -> Step:
+    """The step; autograd saves its values in host memory."""
+
+    def run(c: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        with torch.autograd.graph.saved_tensors_hooks(place_to_host, place_to_device):
+            return step(c, x)
+
+    return run
+
+
+@pytest.mark.parametrize("way", ["partition_fn", "hooks"])
+def test_values_saved_in_host_memory(way: str) -> None:
+    """Forward moves them to the host, backward moves them back; they change no value."""
+    loops: list[Tensor] = []
+
+    def run(c: Tensor, x: Tensor, w: Tensor) -> tuple[Any, Any]:
+        def step(c: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            c = torch.sin(named(torch.tanh(c @ w), "hidden")) + x
+            return c, c
+
+        if c.device.type == "cpu":
+            found = _scan(step, c, x)
+            return found, _gradients(found, c, x, w)
+        found = _scan(_with_hooks(step), c, x) if way == "hooks" else _scan(step, c, x, partition_fn=_moves_values)
+        gradients = _gradients(found, c, x, w)
+        loops.append(torch_xla._XLAC._get_xla_tensors_hlo([*found, *gradients]))
+        return found, gradients
+
+    same(run, *_operands(), rtol=1e-4, atol=1e-5)
+    bodies = [text for text in loops[0].split("\n\n") if "annotate_device_placement" in text]
+    to_host, to_device = (
+        [text.count(f'_xla_buffer_placement="{place}"') for text in bodies] for place in ("pinned_host", "device")
+    )
+    assert len(bodies) == 2, "one loop saves them, another one reads them"
+    assert [(a > 0, b > 0) for a, b in zip(to_host, to_device, strict=True)] == [(True, False), (False, True)]
+
+
+def test_inputs_of_the_function_are_not_moved_to_the_host() -> None:
+    def moves_inputs(joint: Any, inputs: Any, *, num_fwd_outputs: int) -> Any:
+        forward, backward = default_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs)
+        (output,) = forward.graph.find_nodes(op="output")
+        with forward.graph.inserting_before(output):
+            moved = forward.graph.call_function(torch.ops.xla.place_to_host.default, (next(iter(forward.graph.nodes)),))
+        output.args = ([*output.args[0], moved],)
+        return forward, backward
+
+    c, x, w = (t.to("xla").detach().requires_grad_() for t in _operands())
+    with pytest.raises(ValueError, match=r"moves_inputs moves inputs of the function to host memory \(primals_1\)"):
+        scan(lambda c, x: (torch.tanh(c @ w + x), None), c, x, partition_fn=moves_inputs)
+
+
 def test_writes_to_the_carry_are_its_new_value() -> None:
     def step(c: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         c += x.sum()
@@ -574,6 +644,7 @@ import torch_xla.distributed.spmd as xs
 from torch import nn
 from tests.capture.test_assume_pure import Block, trained
 from torch_xla.experimental.scan_layers import StackedLayers, scan_layers
+from torch_xla.experimental.stablehlo_custom_call import place_to_device, place_to_host
 
 xr.use_spmd()
 mesh = xs.Mesh(range(4), (2, 2), ("data", "model"))

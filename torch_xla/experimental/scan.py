@@ -52,7 +52,8 @@ def scan(
       partition_fn: selects the values that forward saves for backward, in stacks of ``len(xs)``.
         ``default_partition`` saves the same values as autograd.
         ``functorch.compile.min_cut_rematerialization_partition`` recomputes inexpensive values. Any AOTAutograd
-        partitioner works; only its selection is used.
+        partitioner works; only its selection is used. It may move saved values to host memory: insert
+        ``torch.ops.xla.place_to_host`` at an output of forward and ``place_to_device`` at its placeholder in backward.
       is_fn_pure: do not trace ``fn`` again for the same shapes. It must then use no tensors of enclosing scopes.
 
     Returns:
@@ -61,7 +62,7 @@ def scan(
     Raises:
       TypeError: a leaf is not an xla tensor, or ``fn`` does not return a pair.
       ValueError: the tensors of ``xs`` differ in their first dimension; the carry changes its structure, shapes or
-        dtypes; or ``partition_fn`` adds operations.
+        dtypes; or ``partition_fn`` adds other operations.
       RuntimeError: ``fn`` reads a value, or writes to ``xs`` or a tensor of an enclosing scope; or a backward pass
         requires a second derivative.
 

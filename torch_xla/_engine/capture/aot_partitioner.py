@@ -1,7 +1,8 @@
 """Use AOTAutograd partitioners (``partition_fn``) as save policies for joint_graph.py.
 
 A partitioner splits a joint torch.fx graph into a forward and a backward graph. Only its choice of residuals is used:
-the outputs of its forward graph beyond the function's results.
+the outputs of its forward graph beyond the function's results. It may move these to host memory:
+``torch.ops.xla.place_to_host`` of an output in forward, ``place_to_device`` of a placeholder in backward.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import fx
 
 from torch_xla._engine.base import dtypes
 from torch_xla._engine.capture.custom_ops import CustomOpCall
-from torch_xla._engine.capture.joint_graph import GROUP, SEED, JointGraph, Keep, save_all
+from torch_xla._engine.capture.joint_graph import GROUP, SEED, JointGraph, Keep, Residuals, save_all
 from torch_xla._engine.graph.graph_spec import FUNCTIONAL, LIST_TAGS, ArgTag, NodeSpec
 
 #: ``partition(joint graph, its inputs, num_fwd_outputs=) -> (forward graph, backward graph)``.
@@ -33,20 +34,37 @@ def save_policy_for(partition: Partition) -> Keep:
     return lambda graph: _choice(graph, partition)
 
 
-def _choice(graph: JointGraph, partition: Partition) -> Callable[[int], bool]:
+#: Operators that a partitioner may add.
+_TO_HOST, _TO_DEVICE = "xla.place_to_host.default", "xla.place_to_device.default"
+
+
+def _choice(graph: JointGraph, partition: Partition) -> Residuals:
     joint, inputs = _JointFxGraph(graph).module()
     forward, backward = partition(joint, inputs, num_fwd_outputs=len(graph.results))
     known = {node.name for node in joint.graph.nodes}
-    for part in (forward, backward):
-        added = [n.name for n in part.graph.nodes if n.op == "call_function" and n.name not in known]
+    for part, allowed in ((forward, _TO_HOST), (backward, _TO_DEVICE)):
+        calls = [n for n in part.graph.nodes if n.op == "call_function" and n.name not in known]
+        added = [n.name for n in calls if str(n.target) != allowed]
         if added:
             raise ValueError(
                 f"partition_fn {getattr(partition, '__name__', partition)} adds operations "
-                f"({', '.join(added[:5])}): it may only choose which forward values are saved for backward"
+                f"({', '.join(added[:5])}): it may only choose which forward values are saved for backward, and "
+                "move these to host memory (torch.ops.xla.place_to_host of an output in forward, place_to_device of a "
+                "placeholder in backward)"
             )
     (output,) = (n for n in forward.graph.nodes if n.op == "output")
-    saved_names = {n.name for n in output.args[0][len(graph.results) :] if isinstance(n, fx.Node)}
-    return lambda value: _name(value) in saved_names
+    saved = [n for n in output.args[0][len(graph.results) :] if isinstance(n, fx.Node)]
+    moved = {source.name for n in saved if str(n.target) == _TO_HOST for source in n.all_input_nodes}
+    saved_names = moved.union(n.name for n in saved)
+    first = len(graph.spec.leaves)
+    on_host = frozenset(v for v in range(first, first + len(graph.spec.nodes)) if _name(v) in moved)
+    if len(on_host) < len(moved):
+        inputs_moved = sorted(moved - {_name(value) for value in on_host})
+        raise ValueError(
+            f"partition_fn {getattr(partition, '__name__', partition)} moves inputs of the function to host memory "
+            f"({', '.join(inputs_moved)}): only values that the function computes can be moved"
+        )
+    return Residuals(lambda value: _name(value) in saved_names, on_host)
 
 
 def _name(value: int) -> str:

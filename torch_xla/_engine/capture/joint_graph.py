@@ -10,13 +10,14 @@ to backward, each of which costs the host more than a microsecond.
 save_all: Save the forward values, as torch's autograd does. Used for loops: XLA does not eliminate common
 subexpressions across two loops. Values that cost nothing are recomputed (views, numbers, inputs in another dtype).
 Values that only the recorded backward pass computes stay in backward, so torch.utils.checkpoint still saves memory.
+Copies in host memory (place_to_host, also in saved_tensors_hooks) are saved: they are made to be.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -28,11 +29,12 @@ from jax import lax
 from torch_xla._engine.capture.custom_ops import CustomOpCall
 from torch_xla._engine.compat import dispatcher
 from torch_xla._engine.compilation import graph_function
-from torch_xla._engine.graph.graph_spec import FUNCTIONAL, LIST_TAGS, ArgTag, GraphSpec, operands
+from torch_xla._engine.graph.graph_spec import FUNCTIONAL, LIST_TAGS, ArgTag, GraphSpec, NodeSpec, operands
 from torch_xla._engine.lowering import RULES
 
 GROUP = "torch_xla::getitem"
 SEED = "torch_xla::seed"
+TO_MEMORY = "torch_xla::to_memory_kind"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,8 +69,16 @@ class JointGraph:
         return sorted(value - first for value in needed)
 
 
-#: A save policy: maps a graph to a predicate that tells which forward values are saved for backward.
-Keep = Callable[[JointGraph], Callable[[int], bool]]
+@dataclass(frozen=True, slots=True)
+class Residuals:
+    """Which forward values are saved for backward, and which of these are in host memory until backward reads them."""
+
+    is_saved: Callable[[int], bool]
+    on_host: frozenset[int] = field(default=frozenset())
+
+
+#: A save policy.
+Keep = Callable[[JointGraph], Residuals]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +179,9 @@ class _PartitionPlan:
                 self.saved.append(value)
 
 
-def save_random_only(graph: JointGraph) -> Callable[[int], bool]:
+def save_random_only(graph: JointGraph) -> Residuals:
     """Save policy that saves random values and recomputes all others."""
-    return lambda value: _is_random(graph, value)
+    return Residuals(lambda value: _is_random(graph, value))
 
 
 def _is_random(graph: JointGraph, value: int) -> bool:
@@ -182,7 +192,7 @@ def _is_random(graph: JointGraph, value: int) -> bool:
     return node.op in RULES and RULES[node.op].random
 
 
-def save_all(graph: JointGraph) -> Callable[[int], bool]:
+def save_all(graph: JointGraph) -> Residuals:
     """Save policy of torch's autograd: save every forward value that is not free to recompute."""
     first = len(graph.spec.leaves)
     forward = {number + first for number in graph.nodes_needed_by(graph.results)}
@@ -191,9 +201,14 @@ def save_all(graph: JointGraph) -> Callable[[int], bool]:
         node = graph.spec.nodes[value - first]
         if node.op == GROUP:
             return operands(node)[0] in forward
-        return value in forward and not _is_free(graph, value)
+        return _is_host_copy(node) or (value in forward and not _is_free(graph, value))
 
-    return is_saved
+    return Residuals(is_saved)
+
+
+def _is_host_copy(node: NodeSpec) -> bool:
+    """Whether a node copies a value to host memory; a copy of a gradient is computed in backward all the same."""
+    return node.op == TO_MEMORY and node.args[1] == (ArgTag.CONSTANT, True)
 
 
 _CASTS = frozenset({"aten::_to_copy"})
@@ -230,13 +245,15 @@ def is_view(op: str) -> bool:
 def split_joint_graph(graph: JointGraph, keep: Keep) -> ForwardBackward:
     """Partition a joint graph into the functions that compute the results and their gradients."""
     spec, order, inputs = graph.spec, graph.order, graph.inputs
-    plan = _PartitionPlan(graph, keep(graph))
+    kept = keep(graph)
+    plan = _PartitionPlan(graph, kept.is_saved)
     fixed = [value for value, index in enumerate(order) if index < 0]
     given = [value for value, index in enumerate(order) if 0 <= index < inputs]
     coming = [value for value, index in enumerate(order) if index >= inputs]
     read = [value for value in plan.saved if value < plan.first]
     saved_inputs = [value for value in read if order[value] >= 0]
     residuals = [value for value in plan.saved if value >= plan.first]
+    are_on_host = [value in kept.on_host for value in residuals]
     roots = [*graph.results, *residuals]
     forward = _SubgraphFunction(spec, [*fixed, *given], graph.nodes_needed_by(roots), roots)
     again = sorted(value - plan.first for value in plan.again)
@@ -247,13 +264,21 @@ def split_joint_graph(graph: JointGraph, keep: Keep) -> ForwardBackward:
 
     def run_forward(seed: jax.Array | None, *arrays: jax.Array) -> Sequence[jax.Array]:
         args = [arrays[order[value]] for value in given]
-        return forward.call(jnp.asarray(floats), seeds.put(seed), *constants, *args)
+        found = forward.call(jnp.asarray(floats), seeds.put(seed), *constants, *args)
+        return _place(found, [*(False for _ in graph.results), *are_on_host], host=True)
 
     def run_backward(saved: Sequence[jax.Array], cotangents: Sequence[jax.Array]) -> Sequence[jax.Array]:
         late = [cotangents[order[value] - inputs] for value in coming]
-        return backward.call(jnp.asarray(floats), jnp.asarray(ints), *constants, *saved, *late)
+        here = _place(saved, [*(False for _ in saved_inputs), *are_on_host], host=False)
+        return backward.call(jnp.asarray(floats), jnp.asarray(ints), *constants, *here, *late)
 
     return ForwardBackward(run_forward, run_backward, tuple(order[value] for value in saved_inputs))
+
+
+def _place(values: Sequence[jax.Array], moves: Sequence[bool], host: bool) -> list[jax.Array]:
+    """Return the values; those that ``moves`` selects are moved to host memory, or from there to the device."""
+    move = RULES[TO_MEMORY].function
+    return [move(x, host) if moved else x for x, moved in zip(values, moves, strict=True)]
 
 
 class _SeedOffsets:
