@@ -28,6 +28,7 @@ from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.recorder import source_info
 from torch_xla._engine.replay.host_reads import HostScalar, ScalarReads, equal_states, host_random_states, is_countable
 from torch_xla._engine.replay.math_calls import traced_calls
+from torch_xla._engine.replay.number_reads import NumberReads
 from torch_xla._engine.replay.object_guards import ObjectWalk, TooManyObjects, is_plain
 from torch_xla._engine.replay.observation import GraphObserver, Observation
 from torch_xla._engine.replay.problem import Problem
@@ -116,7 +117,7 @@ class Recording:
         call, math_calls = self.arguments, traced_calls(self.walk.math_holders)
         assert call is not None
         reads, uploads = ScalarReads(self.scalars, self.trace), HostArguments(call)
-        with self._traced_groups(), reads, uploads, _captured_lines(), math_calls:
+        with self._traced_groups(), reads, uploads, NumberReads(), _captured_lines(), math_calls:
             args, kwargs = call.unflatten(arguments)
             result = self._function(*args, **kwargs)
         for library, before in states.items():

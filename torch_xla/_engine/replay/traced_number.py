@@ -9,15 +9,17 @@ becomes a condition of the replay:
     if step > 5, min(lr, x), if weight_decay  a condition: the comparison has the same outcome
     math.sqrt(step)                           a TracedNumber (math_calls.py)
     int(step), math.floor(lr), f"{lr}", hash  a condition: the number has the same value; if it has changed between the
-                                              recordings, there is no replay, and the line is named
-    struct.pack("d", lr), np.float64(lr)      not seen
+    struct.pack("d", lr), Decimal(lr)         recordings, there is no replay, and the line is named
+    torch.tensor(lr), on the CPU
+    torch.tensor(lr, device="xla")            an input (number_reads.py)
+    "%f" % lr, float.hex(lr), memoryview      not seen: C code reads the float, and nothing can be replaced
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -57,7 +59,7 @@ class NumberTrace:
 
     def make(self, value: float, expression: Expression) -> TracedNumber:
         """Return a number with its expression."""
-        found = TracedNumber(value)
+        found = float.__new__(TracedNumber, value)
         found.trace, found.expression = self, expression
         self.expressions.setdefault(bits(value), []).append(expression)
         return found
@@ -78,6 +80,10 @@ class TracedNumber(float):
 
     trace: NumberTrace
     expression: Expression
+
+    def __new__(cls, value: Any = 0.0) -> Any:
+        """Return a plain float: libraries convert a result to the type of a number, as in type(n)(value)."""
+        return float(value)
 
     def escape(self) -> float:
         """Return the plain value, which the step uses in a way that no expression describes."""
@@ -116,6 +122,9 @@ class TracedNumber(float):
 
     def __float__(self) -> float:
         return self.escape()
+
+    def __complex__(self) -> complex:
+        return complex(self.escape())
 
     def __hash__(self) -> int:
         return hash(self.escape())
@@ -167,6 +176,27 @@ class TracedNumber(float):
     def is_integer(self) -> bool:
         """Return whether the number is integral, as float.is_integer does."""
         return self.escape().is_integer()
+
+
+def escape_all(value: Any) -> Any:
+    """Return a value with plain numbers for the traced ones in it, in lists, tuples and dictionaries also."""
+    if isinstance(value, TracedNumber):
+        return value.escape()
+    if not has_traced((value,)):
+        return value
+    if isinstance(value, dict):
+        return {escape_all(key): escape_all(item) for key, item in value.items()}
+    return type(value)(map(escape_all, value))
+
+
+def has_traced(values: Iterable[Any]) -> bool:
+    """Return whether there is a traced number among the values, or in a list, tuple or dictionary of them."""
+    return any(
+        isinstance(value, TracedNumber)
+        or (type(value) in (list, tuple) and has_traced(value))
+        or (isinstance(value, dict) and (has_traced(value.values()) or has_traced(value.keys())))
+        for value in values
+    )
 
 
 def compute_traced(name: str, operands: Sequence[Any], value: Any) -> TracedNumber | None:
