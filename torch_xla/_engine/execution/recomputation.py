@@ -21,7 +21,8 @@ from torch_xla._engine.parallel import collectives
 #: Minimum number of nodes that no read has computed before: fewer are several reads of one step, not a new step.
 _LEAST_NEW = 8
 #: Number of nodes computed a third time from which a read flushes. Recomputing fewer costs less than a new program.
-_MOST_RECOMPUTED = 8
+#: Views of stored values do not count: they cost nothing.
+_MOST_RECOMPUTED = 6
 
 _CAUSE = "xla tensors are lazy: without a sync, the graph grows with every step"
 _FIX = "call torch_xla.sync() at the end of each step; TORCH_XLA_AUTO_SYNC=0 turns the automatic sync off"

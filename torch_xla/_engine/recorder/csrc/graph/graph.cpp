@@ -83,6 +83,12 @@ void subtract_from_pending(const Graph& graph) {
   }
 }
 
+// Computing it again costs nothing: a decoding loop views each token again when it reads the sequence.
+bool is_view_of_stored_value(const Node& node) {
+  return node.op->is_view &&
+         std::none_of(node.inputs.begin(), node.inputs.end(), [](const NodePtr& input) { return input->pending(); });
+}
+
 }  // namespace
 
 Graph collect_all(int8_t device) {
@@ -166,7 +172,8 @@ size_t new_nodes(const Graph& graph) {
 }
 
 size_t recomputed_nodes(const Graph& graph) {
-  return std::count_if(graph.nodes.begin(), graph.nodes.end(), [](const Node* n) { return n->computations >= 2; });
+  return std::count_if(graph.nodes.begin(), graph.nodes.end(),
+                       [](const Node* n) { return n->computations >= 2 && !is_view_of_stored_value(*n); });
 }
 
 void Graph::materialize(std::vector<BufferPtr> values) {
