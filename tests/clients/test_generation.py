@@ -78,9 +78,6 @@ def test_sequences_end_and_prompts_are_padded() -> None:
         assert found == expected.generate(ids, attention_mask=mask, **options).tolist()
 
 
-@pytest.mark.filterwarnings(
-    "ignore:torch_xla. no torch_xla.sync"
-)  # generate() reads the end of each token, and only it
 def test_random_tokens() -> None:
     """The tokens of generate() without the decoder, with the same seed. Without an end, no value is read."""
     _, model, decoder = both("gpt2")
