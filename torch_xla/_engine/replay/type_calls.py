@@ -37,7 +37,7 @@ class TypeCalls:
         return _read_numbers(found) if callable(found) else found
 
     def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(getattr(instance, "original", instance), self._original)
+        return isinstance(instance.original if type(instance) is StructCalls else instance, self._original)
 
     def __subclasscheck__(self, subclass: Any) -> bool:
         return subclass is self or issubclass(subclass, self._original)
