@@ -81,7 +81,9 @@ def interrupted_at(number: int, events: tuple[str, ...], run: Callable[[], Any])
             seen += 1
             if seen == number + 1:
                 sys.setprofile(None)
-                raise Interrupt(f"event {number}: {event} {frame.f_code.co_qualname} {arg}")
+                # Not the value, which may be a tensor: to print it would read it.
+                what = getattr(arg, "__qualname__", type(arg).__name__)
+                raise Interrupt(f"event {number}: {event} {frame.f_code.co_qualname} {what}")
 
     sys.setprofile(profile)
     try:
