@@ -101,12 +101,12 @@ def _group(attributes: str, chips: int) -> int:
     return 2 if "source_target_pairs=" in attributes else chips
 
 
-def estimate_link_seconds(kind: str, size: float, group: int, chip: ChipSpec) -> float:
-    """Return a lower bound of the time on the links for a collective whose result has ``size`` bytes on a chip."""
+def link_bytes(kind: str, size: float, group: int) -> float:
+    """Return the bytes that a chip sends in a ring algorithm for a collective whose result has ``size`` bytes on it."""
     if group <= 1:
         return 0.0
     around = (group - 1) / group
-    moved = {
+    return {
         "all-reduce": 2 * around * size,
         "all-gather": around * size,
         "reduce-scatter": (group - 1) * size,
@@ -114,4 +114,9 @@ def estimate_link_seconds(kind: str, size: float, group: int, chip: ChipSpec) ->
         "ragged-all-to-all": around * size,
         "collective-permute": size,
     }[kind]
+
+
+def estimate_link_seconds(kind: str, size: float, group: int, chip: ChipSpec) -> float:
+    """Return a lower bound of the time on the links for a collective whose result has ``size`` bytes on a chip."""
+    moved = link_bytes(kind, size, group)
     return moved / chip.link_bandwidth if math.isfinite(moved) else 0.0
