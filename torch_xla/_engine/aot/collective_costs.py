@@ -79,10 +79,10 @@ def collective_kind(instruction: HloInstruction) -> str | None:
 
 
 def _bytes(instruction: HloInstruction) -> float:
-    shapes = instruction.shapes
-    if instruction.opcode.endswith("-start") and len(shapes) > 1 and instruction.opcode != "all-reduce-start":
-        # (operands, results, ...): for an all-gather, the results are the larger half.
-        return float(max(shape.bytes for shape in shapes))
+    """Return the bytes of the results: an asynchronous collective has the shapes (operands, results, contexts)."""
+    shapes, count = instruction.shapes, len(instruction.operands)
+    if instruction.opcode.endswith("-start") and len(shapes) >= 2 * count:  # else an all-reduce that has only results
+        shapes = shapes[count : 2 * count]
     return float(sum(shape.bytes for shape in shapes))
 
 
