@@ -182,12 +182,20 @@ def fsdp() -> Picture:
 _CONTESTANTS = {"here, ms": "torch_xla", "eager CPU": "eager torch", "inductor": "torch.compile", "jax": "jax, by hand"}
 
 
+def _read_table(page: str, start: str) -> list[dict[str, str]]:
+    """The rows of a table of docs/project, by the names of its columns."""
+    text = (FOLDER.parent / "project" / page).read_text()
+    table = text[text.index(start) :].partition("\n\n")[0]
+    names, _, *rows = (
+        [cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines() if line.startswith("|")
+    )
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
 def _training_steps() -> dict[str, list[float]]:
     """The table of docs/project/benchmarks.md: for each model the ms of the contestants."""
-    text = (FOLDER.parent / "project" / "benchmarks.md").read_text()
-    table = text[text.index("| a step in a row") :].partition("\n\n")[0]
-    names, _, *rows = ([cell.strip() for cell in line.strip("| ").split("|")] for line in table.splitlines())
-    return {row[0]: [float(row[names.index(name)]) for name in _CONTESTANTS] for row in rows}
+    rows = _read_table("benchmarks.md", "| a step in a row")
+    return {row["a step in a row"]: [float(row[name]) for name in _CONTESTANTS] for row in rows}
 
 
 def steps() -> Picture:
@@ -206,7 +214,33 @@ def steps() -> Picture:
     return p
 
 
-PICTURES = {f.__name__: f for f in (step, lazy, processes, threads, spmd, fsdp, steps)}
+_PARTS = {"computation, s": "program", "bytes, s": "device", "latency of rings, s": "host"}
+
+
+def scaling_chart() -> Picture:
+    """Steps of Llama on more and more chips, each layout in times of its smallest mesh."""
+    rows = _read_table("scaling.md", "| layout | chips | mesh | compiled for")
+    p = Picture(
+        "A training step in weak scaling, in times of the smallest mesh of its layout", 74, 5 + 22 * len(rows) // 10
+    )
+    for number, (part, kind) in enumerate(_PARTS.items()):
+        p.box(20 + 17 * number, 1, 16, 1.8, part.removesuffix(", s"), kind)
+    times = [sum(float(row[part]) for part in _PARTS) for row in rows]
+    first: dict[str, float] = {}
+    ratios = [time / first.setdefault(row["layout"], time) for row, time in zip(rows, times, strict=True)]
+    for number, (row, time, ratio) in enumerate(zip(rows, times, ratios, strict=True)):
+        x, y = 27.5, 4 + 2.2 * number
+        p.box(1, y, 17, 1.8, row["layout"], "")
+        p.box(18.5, y, 8, 1.8, f"{row['chips']} chips", "")
+        for part, kind in _PARTS.items():
+            width = 38 / max(ratios) * ratio * float(row[part]) / time
+            p.box(x, y + 0.2, width, 1.4, "", kind)
+            x += width
+        p.box(x + 0.5, y, 5, 1.8, f"{ratio:.2f}", "")
+    return p
+
+
+PICTURES = {f.__name__: f for f in (step, lazy, processes, threads, spmd, fsdp, steps, scaling_chart)}
 
 
 def main() -> None:
