@@ -10,6 +10,7 @@ processes, and have the keys of those that it restarted: attempts.py agrees on a
 from __future__ import annotations
 
 import errno
+import hashlib
 import itertools
 import signal
 import socket
@@ -198,17 +199,38 @@ _counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
 
 
 def all_gather_bytes(name: str, payload: bytes, processes: Sequence[int]) -> list[bytes]:
-    """Return the bytes that each process passed to the n-th all-gather of this name. Raises PeerTimeoutError."""
+    """Return the bytes that each process passed to the n-th all-gather of this name. Raises PeerTimeoutError.
+
+    Each process calls the store a fixed number of times: the last one to arrive announces that all values are there.
+    """
     store, me = coordination_client(), replicas.process_index()
-    place = f"torch_xla/{name}/{'.'.join(map(str, processes))}"
+    place = f"torch_xla/{name}/{_group_key(processes)}"
     number = next(_counts[place])
     # The store does not distinguish an empty value from a missing one.
-    store.key_value_set_bytes(f"{place}/{number}/{me}", b"=" + payload)
-    values = [_wait_for(store, f"{place}/{number}/{process}", process) for process in processes]
+    store.key_value_set_bytes(f"{place}/{number}/values/{me}", b"=" + payload)
+    if store.key_value_increment(f"{place}/{number}/count", 1) == len(processes):
+        store.key_value_set_bytes(f"{place}/{number}/complete", b"=")
+    _wait_for_values(store, f"{place}/{number}", processes)
+    values = _read_values(store, f"{place}/{number}")
     if number:
         # All processes have arrived, so all have read the values of the previous all-gather.
-        store.key_value_delete(f"{place}/{number - 1}/{me}")
-    return values
+        store.key_value_delete(f"{place}/{number - 1}/values/{me}")
+        if me == processes[0]:
+            store.key_value_delete(f"{place}/{number - 1}/count")
+            store.key_value_delete(f"{place}/{number - 1}/complete")
+    return [values[process] for process in processes]
+
+
+def _group_key(processes: Sequence[int]) -> str:
+    """Return a short name of a group of processes: each read of all values transfers it once for each of them."""
+    listed = ".".join(map(str, processes))
+    return listed if len(listed) < 64 else hashlib.sha256(listed.encode()).hexdigest()
+
+
+def _read_values(store: Any, place: str) -> dict[int, bytes]:
+    """Return the values that are there, by process."""
+    found = store.key_value_dir_get_bytes(f"{place}/values/")
+    return {int(key.rpartition("/")[2]): value[1:] for key, value in found}
 
 
 _roles: dict[str, str] = {}
@@ -254,19 +276,25 @@ def _value_of(store: Any, key: str, missing: str) -> bytes:
                 raise TimeoutError(f"{missing} within {seconds} s (TORCH_XLA_RENDEZVOUS_TIMEOUT)") from error
 
 
-def _wait_for(store: Any, key: str, process: int) -> bytes:
+def _wait_for_values(store: Any, place: str, processes: Sequence[int]) -> None:
+    """Wait until each process has set its value. Raises PeerTimeoutError for one that is late or has ended."""
     deadline, ended = time.monotonic() + settings.TORCH_XLA_RENDEZVOUS_TIMEOUT, False
     while True:
         left = deadline - time.monotonic()
         try:
-            value: bytes = store.blocking_key_value_get_bytes(key, max(1, int(1000 * min(left, _LOOK))))
-            return value[1:]
+            store.blocking_key_value_get_bytes(f"{place}/complete", max(1, int(1000 * min(left, _LOOK))))
+            return
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
-            if ended or left <= 0:
-                raise PeerTimeoutError(process, key, ended) from error
-            ended = _has_ended(process)  # and a last poll, as it may just have arrived
+            present = _read_values(store, place)
+            missing = [process for process in processes if process not in present]
+            if not missing:
+                return  # the last process ended before it announced its value
+            gone = [process for process in missing if _has_ended(process)]
+            if (ended and gone) or left <= 0:
+                raise PeerTimeoutError((gone or missing)[0], place, bool(gone)) from error
+            ended = bool(gone)  # and a last poll, as it may just have arrived
 
 
 def _has_ended(process: int) -> bool:
