@@ -34,7 +34,7 @@ MESHES = (
     ("8b", "16x8x1"), ("70b", "1x64x1"), ("70b", "2x64x1"), ("70b", "4x64x1"),
 )  # fmt: skip
 #: Numbers of processes of the simulated startups, and the bytes of their executable.
-PROCESSES, EXECUTABLE = "16,32,64,128", 1_000_000
+PROCESSES, EXECUTABLE = "16,32,64,128,256", 1_000_000
 
 
 def load() -> tuple[list[StepProgram], list[StartupRun]]:
