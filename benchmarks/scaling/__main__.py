@@ -92,7 +92,10 @@ def to_numbers(
         "storage": dataclasses.asdict(storage),
         "steps": [dataclasses.asdict(row) | {"seconds": row.seconds, "overlapped": row.overlapped} for row in steps],
         "predictions": [dataclasses.asdict(row) for row in estimates.compare_predictions(programs)],
-        "startup": [dataclasses.asdict(run) for run in runs],
+        "startup": [
+            {"chips": chips, "compile_seconds": base.compile_seconds} | dataclasses.asdict(found)
+            for chips, base, found in estimates.estimate_startups(programs, runs, fabric)
+        ],
         "checkpoints": [
             {"layout": dataclasses.asdict(layout), "chips": chips} | dataclasses.asdict(cost)
             for layout, chips, cost in costs

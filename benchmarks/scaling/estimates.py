@@ -158,6 +158,18 @@ def estimate_startup(program: StepProgram, runs: Sequence[StartupRun], processes
     return StartupEstimate(processes, tuple(cpu), fetched, program.executables * (processes - 1.0))
 
 
+def estimate_startups(
+    programs: Sequence[StepProgram], runs: Sequence[StartupRun], fabric: Fabric, layout: Layout = LAYOUTS[0]
+) -> list[tuple[int, StepProgram, StartupEstimate]]:
+    """Return for each number of chips the program that is started, and the estimate."""
+    bases = ((chips, find_base(programs, layout, chips)) for chips in CHIPS)
+    return [
+        (chips, base, estimate_startup(base, runs, max(1, chips // fabric.domain)))
+        for chips, base in bases
+        if base is not None
+    ]
+
+
 def estimate_checkpoints(
     programs: Sequence[StepProgram], fabric: Fabric, storage: Storage, layouts: Sequence[Layout] = LAYOUTS
 ) -> list[tuple[Layout, int, CheckpointCost]]:

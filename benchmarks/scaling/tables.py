@@ -89,17 +89,12 @@ def startup_table(programs: Sequence[StepProgram], runs: Sequence[StartupRun], f
         "chips", "processes", "compilation, s", "executables, MB", "fetches", "fetched in all, MB",
         *(f"{phase}, CPU s" for phase in PHASES),
     ]  # fmt: skip
-    rows = []
-    for chips in estimates.CHIPS:
-        base = estimates.find_base(programs, estimates.LAYOUTS[0], chips)
-        if base is None:
-            continue
-        found = estimates.estimate_startup(base, runs, max(1, chips // fabric.domain))
-        rows.append(
-            [f"{chips:,}", f"{found.processes}", f"{base.compile_seconds:.0f}", f"{base.executables / 1e6:.2f}",
-             f"{found.fetched:,}", f"{found.bytes / 1e6:,.0f}",
-             *("0" if found.processes == 1 else f"{value:.2g}" for value in found.cpu)]
-        )  # fmt: skip
+    rows = [
+        [f"{chips:,}", f"{found.processes}", f"{base.compile_seconds:.0f}", f"{base.executables / 1e6:.2f}",
+         f"{found.fetched:,}", f"{found.bytes / 1e6:,.0f}",
+         *("0" if found.processes == 1 else f"{value:.2g}" for value in found.cpu)]
+        for chips, base, found in estimates.estimate_startups(programs, runs, fabric)
+    ]  # fmt: skip
     return table(head, rows)
 
 

@@ -18,7 +18,7 @@ from benchmarks.scaling.programs import StepProgram
 from benchmarks.scaling.startup import StartupRun
 from tests.support import fast_compile_flags
 from tests.support.helpers import run_script
-from torch_xla._engine.aot.hardware_specs import ChipSpec
+from torch_xla._engine.aot.hardware_specs import GPUS, ChipSpec
 
 #: Round numbers: 100 B/s within a domain of 4 chips, 10 B/s between domains, messages of 1 s and 10 s.
 FABRIC = Fabric(ChipSpec("test", "test", {"bf16": 1.0}, 1, 1.0, 100.0, ""), 4, 10.0, 1.0, 10.0)
@@ -310,4 +310,6 @@ def test_programs_of_the_page() -> None:
     assert ",".join(str(run.processes) for run in runs) == command.PROCESSES
     assert all((run.bytes, run.compiled, run.fetched) == (command.EXECUTABLE, 1, run.processes - 1) for run in runs)
     numbers = command.to_numbers(found, runs, collectives.H100, Storage())
+    assert all(p.required < GPUS["h100"].hbm_bytes for p in found)
+    assert [row["fetched"] for row in numbers["startup"]] == [0, 14, 126, 1022]
     assert json.loads(json.dumps(numbers))["steps"][0]["seconds"] == pytest.approx(numbers["steps"][0]["seconds"])
