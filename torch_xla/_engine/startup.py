@@ -38,6 +38,7 @@ from torch_xla._engine.torch_patches import (
     autocast_cuda,
     autograd_threading,
     checkpoint_barrier,
+    compiled_optimizers,
     control_flow,
     dataloader_timing,
     device_module,
@@ -110,6 +111,7 @@ def initialize() -> None:
     transformer_encoder.patch_transformer_encoder()
     fused_optimizers.patch_fused_optimizers()
     optimizer_state.patch_load_state_dict()
+    compiled_optimizers.patch_compiled_optimizers()
     control_flow.register_control_flow()
     flex_attention.patch_flex_attention()
     jagged_attention.patch_jagged_attention()

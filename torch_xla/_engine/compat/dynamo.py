@@ -32,6 +32,12 @@ _INDUCTOR = PrivateApi(
 _BACKENDS = PrivateApi(
     "torch._dynamo", "lookup_backend", _INDUCTOR.purpose, "torch.compile without backend= raises on xla tensors"
 )
+_SET_CAPTURABLE = PrivateApi(
+    "torch._dynamo.variables.optimizer",
+    "OptimizerVariable._set_capturable",
+    "compiled optimizers keep their step counts on xla, as those on cuda do",
+    "compiled optimizers run operation by operation unless they are created with capturable=True",
+)
 _LEAVES = PrivateApi(
     "torch.utils._pytree", "tree_leaves", "the tensors in pytrees", "searching pytrees for tensors raises"
 )
@@ -81,6 +87,14 @@ def graph_break_at(function: Any, reason: str) -> None:
 def wrap_default_backend(wrapper: Callable[..., Any]) -> None:
     """Wrap torch.compile's default backend: ``wrapper(original, compiler, graph, inputs, **options)``."""
     _INDUCTOR.wrap(wrapper)
+
+
+def wrap_set_capturable(wrapper: Callable[..., Any]) -> None:
+    """Wrap what dynamo does before it traces an optimizer: ``wrapper(original, variable, tx)``.
+
+    ``variable.value`` is the optimizer. Call it when dynamo has been imported.
+    """
+    _SET_CAPTURABLE.wrap(wrapper)
 
 
 def backend(name: str) -> Callable[..., Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from torch_xla._engine.compat import dynamo
 from torch_xla._engine.compat.private_api import PrivateApi
 
 _APPLY = PrivateApi(
@@ -222,9 +223,10 @@ def parameter_hooks(parameter: torch.Tensor) -> dict[str, Any]:
 
 
 def wrap_backward(wrapper: Callable[..., Any]) -> None:
-    """Wrap the function that every backward pass calls: ``wrapper(original, outputs, ...)``."""
-    _BACKWARD.wrap(wrapper)
-    _BACKWARD_TOO.wrap(wrapper)
+    """Wrap the function that every backward pass calls: ``wrapper(original, outputs, ...)``. Dynamo skips it."""
+    for entry in (_BACKWARD, _BACKWARD_TOO):
+        entry.wrap(wrapper)
+        dynamo.skip_frames_of(entry.resolve())
 
 
 def autograd_multithreading() -> tuple[Callable[[], bool], Callable[[bool], None]] | None:

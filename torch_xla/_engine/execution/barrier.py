@@ -50,12 +50,30 @@ def flush_graph(device: int, reason: str = sync_reasons.LIMIT) -> None:
         executor.sync_device(device)
 
 
-@dynamo_hooks.dynamo_disable
-@hide_engine_frames
+# Dynamo may trace the hooks of optimizers on other devices; those on xla lock and sync, which must run in each step.
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if _is_on_xla(optimizer):
+        _count_step(optimizer)
+
+
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    if _is_on_xla(optimizer):
+        _finish_step(optimizer)
+
+
+def _is_on_xla(optimizer: torch.optim.Optimizer) -> bool:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.device.type == "xla":
+                return True
+    return False
+
+
+@dynamo_hooks.graph_break
+@hide_engine_frames
+def _count_step(optimizer: torch.optim.Optimizer) -> None:
     global _warned, _anyone_stepped
-    devices = _devices(optimizer)
-    if not devices or not settings.TORCH_XLA_AUTO_SYNC or optimizer in _without_barrier:
+    if not settings.TORCH_XLA_AUTO_SYNC or optimizer in _without_barrier:
         return
     with _lock:
         again = optimizer in _stepped and optimizer not in _in_step  # a step() that raised does not count
@@ -71,13 +89,13 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
         headline = f"no torch_xla.sync() between calls of {name}.step() at {user_frames.user_line()}"
         headline += f"; torch_xla now syncs after every {name}.step()"
         messages.warn(messages.compose(headline, _CAUSE, _FIX, "missing-sync"))
-    for device in devices:
+    for device in _devices(optimizer):
         flush_graph(device, sync_reasons.FIRST_NO_BARRIER)
 
 
-@dynamo_hooks.dynamo_disable
+@dynamo_hooks.graph_break
 @hide_engine_frames
-def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+def _finish_step(optimizer: torch.optim.Optimizer) -> None:
     _in_step.discard(optimizer)
     if optimizer in _without_barrier:
         for device in _devices(optimizer):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from torch_xla._engine.base import dynamo_hooks
 from torch_xla._engine.compat import torch_modules
 from torch_xla._engine.device import devices
 
@@ -41,4 +42,4 @@ def patch_backward() -> None:
         finally:
             set_threads(before)
 
-    torch_modules.wrap_backward(run_backward)
+    torch_modules.wrap_backward(dynamo_hooks.dynamo_disable(run_backward))
