@@ -139,6 +139,7 @@ def test_new_random_numbers_in_each_call() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch_xla. x.mask. at ")
+@pytest.mark.filterwarnings("ignore:torch_xla. torch.compile runs the graph with")
 def test_a_graph_that_needs_a_value_runs_as_it_is() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return x[x > 0].sum()

@@ -18,9 +18,9 @@ more result of the node, which each call copies into the caller's tensor. Aliasi
     a view of either                       the same view chain, replayed on that tensor
     a number, None                         the same value
 
-A graph that cannot be captured runs eagerly at each call, operation by operation, and is counted (DynamoRunAsItIs):
-it needs tensor values, issues collectives, writes to a tensor from outside, or returns several views of a tensor that
-it does not return in full.
+A graph that cannot be captured runs eagerly at each call, operation by operation. It needs tensor values, issues
+collectives, writes to a tensor from outside, or has a tensor of another device. Its calls are counted
+(DynamoRunAsItIs), and uncaptured_graph reports its line once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base.lru_cache import LruCache
-from torch_xla._engine.capture import autograd_function, capture_function, jax_function, pure_function
+from torch_xla._engine.capture import autograd_function, capture_function, jax_function, pure_function, uncaptured_graph
 from torch_xla._engine.capture.pure_function import RecordedCall
 from torch_xla._engine.lowering.rules import jax_call
 
@@ -112,8 +112,9 @@ class CompiledGraph:
                 return plan(args)
             try:
                 return self._make_plan(args)(args)
-            except _UnsupportedGraphError:
+            except _UnsupportedGraphError as error:
                 self._runs_eagerly = True
+                uncaptured_graph.warn(self._module, error.__cause__, str(error))
         self._counter.add()
         return self._module(*args)
 
@@ -127,8 +128,12 @@ class CompiledGraph:
         if any(not isinstance(a, torch.Tensor) for a in args):
             self._dynamic = True
         indices = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
-        if not indices or any(args[i].device.type != "xla" for i in indices):
-            raise _UnsupportedGraphError
+        if not indices:
+            raise _UnsupportedGraphError("it has no tensor arguments")
+        others = [args[i] for i in indices if args[i].device.type != "xla"]
+        if others:
+            tensor = others[0]
+            raise _UnsupportedGraphError(f"it uses a {tensor.dtype} tensor {[*tensor.shape]} on {tensor.device}")
         plan = self._capture(args, indices)
         self._plans.put(self._key(args), plan)
         return plan
@@ -182,8 +187,9 @@ class _FunctionalizedRun:
         ]
         single = isinstance(outs, torch.Tensor)
         self.container = (lambda found: found[0]) if single else type(outs)
-        results: list[torch.Tensor] = []
-        self.outputs = [self._output(out, copies, results) for out in ([outs] if single else outs)]
+        given_back = [outs] if single else outs
+        results = _shared_bases(given_back)
+        self.outputs = [self._output(out, copies, results) for out in given_back]
         return [*results, *(given[index] for index in self.written)]
 
     def _output(self, out: Any, copies: Sequence[torch.Tensor], results: list[torch.Tensor]) -> Any:
@@ -204,6 +210,23 @@ class _FunctionalizedRun:
                 return _View(what, module.view_chain(out.detach()))
         results.append(out)
         return _Result(len(results) - 1)
+
+
+def _shared_bases(outs: Sequence[Any]) -> list[torch.Tensor]:
+    """Return the tensors that several outputs are views of and that are no outputs: they become results as well."""
+    module = recorder.bindings()
+    by_storage: dict[Any, dict[int, torch.Tensor]] = {}
+    for out in outs:
+        if isinstance(out, torch.Tensor) and not out.requires_grad and (storage := module.storage_id(out)):
+            by_storage.setdefault(storage, {})[id(out)] = out
+    bases = []
+    for storage, views in by_storage.items():
+        base = next(iter(views.values()))._base
+        if len(views) < 2 or base is None or not all(len(module.view_chain(view)) for view in views.values()):
+            continue
+        if module.storage_id(base.detach()) == storage and not len(module.view_chain(base.detach())):
+            bases.append(base.detach())
+    return bases
 
 
 def _nodes(tensors: Sequence[torch.Tensor]) -> list[Any]:

@@ -88,7 +88,8 @@ class PrivateApi:
             return replacement(original, *args, **kwargs)
 
         # A separate code object: dynamo's tables, profiles and tracebacks tell wrappers apart by it.
-        wrapper.__code__ = wrapper.__code__.replace(co_name=self.name.split(".")[-1])
+        code = wrapper.__code__.replace(co_name=self.name.split(".")[-1])  # type: ignore[attr-defined]
+        wrapper.__code__ = code  # type: ignore[attr-defined]
         wrapper._torch_xla = True  # type: ignore[attr-defined]
         # torch.jit.script compiles the original: torch.distributed.optim scripts optimizers when it is imported.
         wrapper.__prepare_scriptable__ = lambda: original  # type: ignore[attr-defined]
