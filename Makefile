@@ -168,6 +168,7 @@ bench: $(READY)
 	$(BIN)/python -m benchmarks.launching
 	$(BIN)/python -m benchmarks.decoding
 	$(BIN)/python -m benchmarks.calls $(if $(findstring quick,$(BENCH_ARGS)),--quick)
+	$(BIN)/python -m benchmarks.compiled_step $(if $(findstring quick,$(BENCH_ARGS)),--quick)
 	$(BIN)/python -m benchmarks.layers $(if $(findstring quick,$(BENCH_ARGS)),--quick)
 	$(BIN)/python -m benchmarks.replicas $(if $(findstring quick,$(BENCH_ARGS)),--quick)
 	$(BIN)/python -m benchmarks.memory

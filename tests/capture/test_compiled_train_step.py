@@ -202,3 +202,28 @@ def test_a_graph_that_runs_as_it_is_names_the_line() -> None:
     assert f"test_compiled_train_step.py:{line}" in found[0]
     assert "cause: " in found[0] and "fix: " in found[0]
     assert _count("DynamoRunAsItIs") >= 2
+
+
+@pytest.mark.parametrize("is_tensor", [False, True])
+def test_scheduled_learning_rate(is_tensor: bool) -> None:
+    """A number is a constant of dynamo's graph: one warning. A tensor is traced once; the losses are the CPU's."""
+    model, x, y = _mlp(), *_vectors()
+    on_xla, losses, messages = copy.deepcopy(model).to("xla"), [], []
+    for m in (model, on_xla):
+        device = next(m.parameters()).device
+        rate = torch.tensor(0.1, device=device) if is_tensor else 0.1
+        optimizer = torch.optim.AdamW(m.parameters(), lr=rate, capturable=is_tensor and device.type == "xla")
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        step = _train_step(m, optimizer)
+        step = step if device.type == "cpu" else torch.compile(step, backend="openxla")
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            frames = []
+            for _ in range(4):
+                losses.append(step(x.to(device), y.to(device)).detach().cpu())
+                scheduler.step()
+                frames.append(torch._dynamo.utils.counters["frames"]["total"])
+        messages = [str(w.message) for w in caught if "the learning rate changed" in " ".join(str(w.message).split())]
+    torch.testing.assert_close(losses[4:], losses[:4], rtol=1e-4, atol=1e-5)
+    assert len(messages) == (0 if is_tensor else 1)
+    assert (frames[1] == frames[3]) is is_tensor

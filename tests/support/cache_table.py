@@ -89,6 +89,7 @@ _engine/capture/array_sharing:_shared   id of an array, with a weak reference th
 _engine/capture/jax_function:_calls     test: test_constants_that_differ_are_traced_apart
 _engine/capture/control_flow:_found     operation, keys of the recordings, shapes and dtypes, whose number determines
     the split
+_engine/torch_patches/compiled_optimizers:_traced_rates the optimizer; not a cache: a record for one warning
 _engine/capture/openxla_backend:_plans  test: test_jaxs_configuration_is_in_the_key_of_torch_functions
 _engine/capture/autograd_function:_backwards which gradients are given; a member of one Derivative, which fixes all else
 _engine/capture/autograd_function:_derivatives test: test_arrays_of_closures_are_copied_at_the_call
