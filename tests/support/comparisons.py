@@ -12,7 +12,7 @@ import torch_xla
 class Comparisons:
     """Pairs of a device tensor and its expected value; leaving the context runs the graph and compares them all.
 
-    A read of a single pending tensor compiles and runs a program of its own. Owns copies, so that a test may use the
+    A read of a single pending tensor compiles and runs a separate program. Owns copies, so that a test may use the
     tensors again.
     """
 
