@@ -52,6 +52,7 @@ CPP_WORKERS = {
         "_engine/cpu_backend/csrc/threading/kernel_thread.cpp",
         1,
     ): "chunks of a loop; the caller takes part and waits for the others",
+    ("_engine/cpu_backend/csrc/threading/openmp.cpp", 1): "its team only sleeps",
     ("_engine/recorder/csrc/graph/launch.cpp", 1): "joined, and its error raised, by its caller",
 }
 

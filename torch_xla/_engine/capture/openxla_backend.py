@@ -44,6 +44,10 @@ class _UnsupportedGraphError(RuntimeError):
     """The graph cannot be recorded as one node."""
 
 
+class _NoTensorsError(_UnsupportedGraphError):
+    """The graph has no tensor arguments: it only creates tensors. Nothing is lost by recording each operation."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Argument:
     index: int
@@ -114,7 +118,8 @@ class CompiledGraph:
                 return self._make_plan(args)(args)
             except _UnsupportedGraphError as error:
                 self._runs_eagerly = True
-                uncaptured_graph.warn(self._module, error.__cause__, str(error))
+                if not isinstance(error, _NoTensorsError):
+                    uncaptured_graph.warn(self._module, error.__cause__, str(error))
         self._counter.add()
         return self._module(*args)
 
@@ -129,7 +134,7 @@ class CompiledGraph:
             self._dynamic = True
         indices = [i for i, a in enumerate(args) if isinstance(a, torch.Tensor)]
         if not indices:
-            raise _UnsupportedGraphError("it has no tensor arguments")
+            raise _NoTensorsError
         others = [args[i] for i in indices if args[i].device.type != "xla"]
         if others:
             tensor = others[0]
