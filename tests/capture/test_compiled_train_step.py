@@ -114,8 +114,8 @@ def test_one_program_for_each_step(model: str, optimizer: str) -> None:
     make_model, make_batch = MODELS[model]
     on_cpu, batches = make_model(), [make_batch() for _ in range(STEPS)]
     on_xla = copy.deepcopy(on_cpu).to("xla")
-    on_the_cpu = _train_step(on_cpu, OPTIMIZERS[optimizer](on_cpu.parameters()))
-    want = [float(on_the_cpu(x, y).detach()) for x, y in batches]
+    cpu_step = _train_step(on_cpu, OPTIMIZERS[optimizer](on_cpu.parameters()))
+    want = [float(cpu_step(x, y).detach()) for x, y in batches]
     step = torch.compile(_train_step(on_xla, OPTIMIZERS[optimizer](on_xla.parameters())), backend="openxla")
     got, programs = _run(step, batches[:3])
     frames, compiled = dict(torch._dynamo.utils.counters["frames"]), _count("UncachedSyncTensors")

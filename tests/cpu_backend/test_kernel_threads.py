@@ -71,16 +71,19 @@ def test_number_of_threads() -> None:
     before = threads()
     for seed in range(20):
         step(seed)
-    is_loaded = met.counter_value("CpuKernelsOnLoadedMachine")
-    assert is_loaded or threads() <= before + 1, (before, threads())
+    assert threads() <= before + 1, (before, threads())
     torch.set_num_threads(1)
     one = step()
     torch.set_num_threads(4)
     assert abs(step()[1] - one[1]) < 1e-2 * abs(one[1]) + 1e-3
     assert torch.get_num_threads() == 4
-    """
+    """,
+        **_ACTIVE,
     )
 
+
+#: OpenMP's default, which stays if it is set: other tests load the machine.
+_ACTIVE = {"GOMP_SPINCOUNT": "300000"}
 
 _TWO_TEAMS = """
     import os, re, torch, torch_xla
@@ -142,9 +145,9 @@ def test_a_team_sleeps_between_kernels_only() -> None:
     for _ in range(40):
         step()
     of_each_kernel = max(after - before.get(name, 0) for name, after in sleeps().items()) / 40 / 6
-    is_loaded = met.counter_value("CpuKernelsOnLoadedMachine")
-    assert is_loaded or 0.1 < of_each_kernel < 3, of_each_kernel
-    """
+    assert 0.1 < of_each_kernel < 3, of_each_kernel
+    """,
+        **_ACTIVE,
     )
 
 

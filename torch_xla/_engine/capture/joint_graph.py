@@ -245,15 +245,15 @@ def is_view(op: str) -> bool:
 def split_joint_graph(graph: JointGraph, keep: Keep) -> ForwardBackward:
     """Partition a joint graph into the functions that compute the results and their gradients."""
     spec, order, inputs = graph.spec, graph.order, graph.inputs
-    kept = keep(graph)
-    plan = _PartitionPlan(graph, kept.is_saved)
+    choice = keep(graph)
+    plan = _PartitionPlan(graph, choice.is_saved)
     fixed = [value for value, index in enumerate(order) if index < 0]
     given = [value for value, index in enumerate(order) if 0 <= index < inputs]
     coming = [value for value, index in enumerate(order) if index >= inputs]
     read = [value for value in plan.saved if value < plan.first]
     saved_inputs = [value for value in read if order[value] >= 0]
     residuals = [value for value in plan.saved if value >= plan.first]
-    are_on_host = [value in kept.on_host for value in residuals]
+    are_on_host = [value in choice.on_host for value in residuals]
     roots = [*graph.results, *residuals]
     forward = _SubgraphFunction(spec, [*fixed, *given], graph.nodes_needed_by(roots), roots)
     again = sorted(value - plan.first for value in plan.again)
@@ -269,8 +269,8 @@ def split_joint_graph(graph: JointGraph, keep: Keep) -> ForwardBackward:
 
     def run_backward(saved: Sequence[jax.Array], cotangents: Sequence[jax.Array]) -> Sequence[jax.Array]:
         late = [cotangents[order[value] - inputs] for value in coming]
-        here = _place(saved, [*(False for _ in saved_inputs), *are_on_host], host=False)
-        return backward.call(jnp.asarray(floats), jnp.asarray(ints), *constants, *here, *late)
+        on_device = _place(saved, [*(False for _ in saved_inputs), *are_on_host], host=False)
+        return backward.call(jnp.asarray(floats), jnp.asarray(ints), *constants, *on_device, *late)
 
     return ForwardBackward(run_forward, run_backward, tuple(order[value] for value in saved_inputs))
 

@@ -192,9 +192,9 @@ class _FunctionalizedRun:
         ]
         single = isinstance(outs, torch.Tensor)
         self.container = (lambda found: found[0]) if single else type(outs)
-        given_back = [outs] if single else outs
-        results = _shared_bases(given_back)
-        self.outputs = [self._output(out, copies, results) for out in given_back]
+        flat_outputs = [outs] if single else outs
+        results = _shared_bases(flat_outputs)
+        self.outputs = [self._output(out, copies, results) for out in flat_outputs]
         return [*results, *(given[index] for index in self.written)]
 
     def _output(self, out: Any, copies: Sequence[torch.Tensor], results: list[torch.Tensor]) -> Any:

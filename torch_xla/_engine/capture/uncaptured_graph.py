@@ -11,7 +11,7 @@ from torch_xla._engine.base import messages, user_frames
 
 _FIX = (
     "the results are equal, but each call records every operation: move that line out of the compiled function, or "
-    "leave torch.compile away, as each step is one program without it"
+    "remove torch.compile: each step is one program without it"
 )
 _FILE = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 #: Reasons that were reported: one line is often in a forward and in a backward graph.

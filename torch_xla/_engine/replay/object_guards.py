@@ -30,7 +30,7 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import user_frames
-from torch_xla._engine.replay import code_names, math_calls
+from torch_xla._engine.replay import code_names, number_calls
 
 _PLAIN = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format,
@@ -105,7 +105,7 @@ class ObjectWalk:
         self.tensors: dict[int, tuple[torch.Tensor, str]] = {}  # on xla, by id
         self.host_tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
-        self.math_holders: list[math_calls.Holder] = []  # what refers to a function that reads numbers in C
+        self.number_holders: list[number_calls.Holder] = []  # what refers to a function that reads numbers in C
         self._seen: dict[int, Any] = {id(function): function for function in skipped}
         codes = (getattr(function, "__code__", None) for function in skipped)
         self._skipped_codes = frozenset(code for code in codes if code is not None)
@@ -142,8 +142,8 @@ class ObjectWalk:
 
     def _hold(self, kind: str, container: Any, key: Any, value: Any, name: str) -> None:
         self.guards.add(kind, container, key, value, name)
-        if math_calls.is_replaced(value):
-            self.math_holders.append((container, key))
+        if number_calls.is_replaced(value):
+            self.number_holders.append((container, key))
         self._left.append((name, value))
 
     def _enter_tensor(self, name: str, value: torch.Tensor) -> None:

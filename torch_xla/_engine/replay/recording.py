@@ -27,7 +27,7 @@ from torch_xla._engine.execution.step_closures import StepClosure
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.recorder import source_info
 from torch_xla._engine.replay.host_reads import HostScalar, ScalarReads, equal_states, host_random_states, is_countable
-from torch_xla._engine.replay.math_calls import traced_calls
+from torch_xla._engine.replay.number_calls import traced_calls
 from torch_xla._engine.replay.number_reads import NumberReads
 from torch_xla._engine.replay.object_guards import ObjectWalk, TooManyObjects, is_plain
 from torch_xla._engine.replay.observation import GraphObserver, Observation
@@ -114,10 +114,10 @@ class Recording:
         """Run the step; return its result with detached tensors. Raises what the step raises."""
         states = host_random_states()
         arguments = self._traced_arguments()
-        call, math_calls = self.arguments, traced_calls(self.walk.math_holders)
+        call, number_calls = self.arguments, traced_calls(self.walk.number_holders)
         assert call is not None
         reads, uploads = ScalarReads(self.scalars, self.trace), HostArguments(call)
-        with self._traced_groups(), reads, uploads, NumberReads(), _captured_lines(), math_calls:
+        with self._traced_groups(), reads, uploads, NumberReads(), _captured_lines(), number_calls:
             args, kwargs = call.unflatten(arguments)
             result = self._function(*args, **kwargs)
         for library, before in states.items():

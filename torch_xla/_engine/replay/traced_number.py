@@ -7,7 +7,7 @@ becomes a condition of the replay:
     use in the step                           effect
     lr * 0.5, 1 - beta ** step                a TracedNumber, with its expression
     if step > 5, min(lr, x), if weight_decay  a condition: the comparison has the same outcome
-    math.sqrt(step)                           a TracedNumber (math_calls.py)
+    math.sqrt(step)                           a TracedNumber (number_calls.py)
     int(step), math.floor(lr), f"{lr}", hash  a condition: the number has the same value; if it has changed between the
     struct.pack("d", lr), Decimal(lr)         recordings, there is no replay, and the line is named
     torch.tensor(lr), on the CPU

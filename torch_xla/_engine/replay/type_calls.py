@@ -23,7 +23,7 @@ def _read_numbers(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class TypeCalls:
-    """Calls a type, or one of its class methods, with plain numbers. Immutable; one for each type, in math_calls."""
+    """Calls a type, or one of its class methods, with plain numbers. Immutable; one for each type, in number_calls."""
 
     def __init__(self, original: type) -> None:
         self._original = original

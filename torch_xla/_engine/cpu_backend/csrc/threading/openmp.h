@@ -15,10 +15,10 @@ void parallel_for(int64_t count, const std::function<void(int64_t begin, int64_t
 // Runs `work` on each thread of the calling thread's team, including itself, and waits for all.
 void run_on_all_threads(const std::function<void()>& work);
 
-// While it exists, the teams of GNU's OpenMP sleep while they wait, instead of spinning.
+// While it exists, all teams of GNU's OpenMP in this process sleep in their loops instead of spinning.
 //
-// GNU's OpenMP decides at each wait: it spins unless the teams of the process have more threads than there are cores.
-// This owns a team that sleeps and makes them more. Elsewhere it changes nothing.
+// GNU's OpenMP decides at each wait: it spins unless the process has more threads in teams than cores. This owns a team
+// of more threads than cores, which sleeps. It has no effect on other OpenMP runtimes.
 class PassiveWaiting {
  public:
   PassiveWaiting();
