@@ -62,7 +62,10 @@ ALONE = {
     "TORCH_XLA_DIST": Effect("here", _SPAWN, "^0$", "^1$", _OF_TWO),
     "TORCHELASTIC_MAX_RESTARTS": Effect("2", _ELASTIC, "^False$", "^True$", _OF_TWO),
     "XLA_EVEN_HEARTBEAT_TIMEOUT": Effect(
-        "1", _EVEN, "^ended with 0$", "made no step for 1 s, .* have stopped, too.* 124$"
+        "1",
+        _EVEN,
+        "^ended with 0$",
+        r"made no step for \d+ s \(XLA_EVEN_HEARTBEAT_TIMEOUT=1\), .* have stopped, too.* 124$",
     ),
     "XLA_UNEVEN_HEARTBEAT_TIMEOUT": Effect("1", _UNEVEN, "^ended with 0$", "worker 1 has made no step .* 124$"),
 }

@@ -60,7 +60,11 @@ class Heartbeats:
             behind = [ordinal for ordinal, steps in self._steps.items() if steps == fewest]
             slowest = min(behind, key=self._latest.__getitem__)
             silent = self._clock() - self._latest[slowest]
-            if silent <= (self._uneven if uneven else self._even):
+            setting, limit = ("UNEVEN", self._uneven) if uneven else ("EVEN", self._even)
+            if silent <= limit:
                 return None
             others = f"other workers have made up to {most} steps" if uneven else "the other workers have stopped, too"
-            return f"worker {slowest} has made no step for {silent:.0f} s, after {self._steps[slowest]} steps; {others}"
+            return (
+                f"worker {slowest} has made no step for {silent:.0f} s (XLA_{setting}_HEARTBEAT_TIMEOUT={limit:g}), "
+                f"after {self._steps[slowest]} steps; {others}"
+            )

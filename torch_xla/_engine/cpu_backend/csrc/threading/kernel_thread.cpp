@@ -112,10 +112,12 @@ class KernelThread {
       passive_.emplace();
     }
     passive_kernels.fetch_add(passive_ ? 1 : 0, std::memory_order_relaxed);
-    const auto waited = queue.read();
+    // The policy uses the time in the queue only while it is active: a pause costs no system calls.
+    const auto read_queue = [&] { return passive_ ? std::chrono::nanoseconds(0) : queue.read(); };
+    const auto waited = read_queue();
     const auto start = std::chrono::steady_clock::now();
     work();
-    policy_.add(std::chrono::steady_clock::now() - start, queue.read() - waited);
+    policy_.add(std::chrono::steady_clock::now() - start, read_queue() - waited);
   }
 
   void update_thread_count() const {
