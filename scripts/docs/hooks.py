@@ -17,7 +17,9 @@ import site_pages
 
 ROOT = site_pages.ROOT
 
-_MARKS = re.compile(r"^<!-- (not run|with clients|as a file.*|with \w+=.*|one program) -->\n", re.MULTILINE)
+_MARKS = re.compile(
+    r"^<!-- (not run|with clients|as a file.*|with \w+=.*|with warnings of torch|one program) -->\n", re.MULTILINE
+)
 
 
 def on_config(config: Any) -> Any:

@@ -3,7 +3,8 @@
 A block that is not a program (a signature, a fragment) has the line ``<!-- not run -->`` directly before it. The blocks
 of a page with ``<!-- one program -->`` form one program, except those with another mark: ``<!-- with NAME=VALUE -->``
 sets variables, ``<!-- as a file -->`` (``, with NAME=VALUE``) is for programs that start processes, and
-``<!-- with clients -->`` for those that need other libraries, which `make test-clients` runs.
+``<!-- with clients -->`` for those that need other libraries, which `make test-clients` runs, and
+``<!-- with warnings of torch -->`` for those whose output contains warnings of torch itself.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from tests.support.helpers import ROOT, run_script
 from tests.tools import version_grid
 from torch_xla._engine.compat import versions
 
-_BLOCK = re.compile(
-    r"(?:<!-- (not run|with clients|as a file.*|with \w+=.*) -->\n)?```python\n((?:.*\n)*?)```$", re.MULTILINE
-)
+_MARKS = r"not run|with clients|as a file(?:, with .*)?|with \w+=.*|with warnings of torch"
+_BLOCK = re.compile(rf"(?:<!-- ({_MARKS}) -->\n)?```python\n((?:.*\n)*?)```$", re.MULTILINE)
 _ONE_PROGRAM = "\n<!-- one program -->\n"
 _LINK = re.compile(r"\]\((?!https?:)([^)#]+)")
 ERROR_PAGES = ROOT / "torch_xla" / "_engine" / "explain" / "pages"
@@ -60,14 +60,19 @@ def test_block_runs(mark: str, program: str, tmp_path: Path, monkeypatch: pytest
         # Fork its processes: an interpreter takes five seconds of a core (test_spawn.py starts some).
         program, calls = re.subn(r"(xmp\.spawn|torch_xla\.launch)\((\w+)", r'\1(\2, start_method="fork"', program)
         assert calls == 1
-    run_script(program, **{"TORCH_XLA_COMPILE_POLICY": "auto"} | variables)  # as users have it
+    variables = {"TORCH_XLA_COMPILE_POLICY": "auto"} | variables  # as users have it
+    if mark == "with warnings of torch":
+        done = run_script(f"import warnings\nwarnings.simplefilter('default')\n{program}", check=False, **variables)
+        assert done.returncode == 0, done.stderr[-4000:]
+    else:
+        run_script(program, **variables)
 
 
 def test_marks_are_known() -> None:
     """A misspelled mark would leave its block to other tests, or to none."""
     for path in DOCUMENTS:
         for mark in re.findall(r"<!-- (.*) -->\n```python", path.read_text()):
-            assert re.fullmatch(r"not run|with clients|as a file(, with .*)?|with \w+=.*", mark), (path, mark)
+            assert re.fullmatch(_MARKS, mark), (path, mark)
 
 
 def test_pictures_are_up_to_date() -> None:
