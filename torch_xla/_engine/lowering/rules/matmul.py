@@ -205,9 +205,27 @@ def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
     return a.astype(dtype)[:, None] * b.astype(dtype)[None, :]
 
 
-def _ragged_dot(a: jax.Array, b: jax.Array, sizes: jax.Array) -> jax.Array:
+def _ragged_dot(a: jax.Array, b: jax.Array, sizes: jax.Array, dtype: np.dtype) -> jax.Array:
     """Multiply each group of rows of ``a`` (m, k) with its matrix of ``b`` (g, k, n)."""
-    return lax.ragged_dot(a, b, sizes, precision=precision_for(a.dtype))
+    return lax.ragged_dot(a, b, sizes, precision=precision_for(a.dtype), preferred_element_type=dtype)
+
+
+def grouped_product(a: jax.Array, b: jax.Array, ends: jax.Array | None, dtype: np.dtype) -> jax.Array:
+    """Multiply by groups that end at ``ends``: groups of rows of a, of columns of b, or of the contracted dimension.
+
+    Matrices without ``ends`` are multiplied in pairs. ``dtype`` is that of the result, not narrower than that of ``a``.
+    """
+    if ends is None:
+        return matmul_rule(_BATCH)(a, b, dtype)
+    sizes = jnp.diff(ends, prepend=0).astype(np.int32)
+    if a.ndim == 2 and b.ndim == 3:
+        return _ragged_dot(a, b, sizes, dtype)
+    if b.ndim == 2 and a.ndim == 3:
+        return _ragged_dot(b.T, a.swapaxes(1, 2), sizes, dtype).T
+    place, starts = lax.iota(np.int32, a.shape[1]), ends - sizes
+    within = (place >= starts[:, None]) & (place < ends[:, None])
+    parts = jnp.where(within[:, None, :], a, jnp.zeros((), a.dtype))
+    return jax.vmap(lambda part: matmul_rule(_MATRIX)(part, b, dtype))(parts)
 
 
 @lower("aten::_grouped_mm", ctx=True)
@@ -219,17 +237,4 @@ def _grouped_mm(
     bias: Any = None,
     dtype: Any = None,
 ) -> jax.Array:
-    """Multiply by groups that end at ``ends``: groups of rows of a, of columns of b, or of the contracted dimension."""
-    if ends is None:
-        return matmul_rule(_BATCH)(a, b).astype(ctx.dtype)
-    sizes = jnp.diff(ends, prepend=0).astype(np.int32)
-    if a.ndim == 2 and b.ndim == 3:
-        result = _ragged_dot(a, b, sizes)
-    elif b.ndim == 2 and a.ndim == 3:
-        result = _ragged_dot(b.T, a.swapaxes(1, 2), sizes).T
-    else:
-        place, starts = lax.iota(np.int32, a.shape[1]), ends - sizes
-        within = (place >= starts[:, None]) & (place < ends[:, None])
-        parts = jnp.where(within[:, None, :], a, jnp.zeros((), a.dtype))
-        result = jax.vmap(lambda part: matmul_rule(_MATRIX)(part, b))(parts)
-    return result.astype(ctx.dtype)
+    return grouped_product(a, b, ends, jnp.promote_types(a.dtype, ctx.dtype)).astype(ctx.dtype)

@@ -1,4 +1,4 @@
-"""Lowering rule of float8 matrix multiplication with scales."""
+"""Lowering rules of float8 matrix multiplication with scales."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jax import lax
 
 from torch_xla._engine.lowering.cast import convert
 from torch_xla._engine.lowering.registry import LoweringRuleContext, lower
+from torch_xla._engine.lowering.rules.matmul import grouped_product
 
 
 @lower("aten::_scaled_mm", ctx=True)
@@ -71,3 +72,52 @@ def _scaled_mm_v2(
     rows = scale_a[0].reshape(-1, 1) if recipe_a[0] == _ROW_WISE else scale_a[0]
     columns = scale_b[0].reshape(1, -1) if recipe_b[0] == _ROW_WISE else scale_b[0]
     return _scaled_mm(ctx, a, b, rows, columns, bias)
+
+
+@lower("aten::_scaled_grouped_mm", ctx=True)
+def _scaled_grouped_mm(
+    ctx: LoweringRuleContext,
+    a: jax.Array,
+    b: jax.Array,
+    scale_a: jax.Array,
+    scale_b: jax.Array,
+    ends: jax.Array | None = None,
+    bias: Any = None,
+    scale_result: Any = None,
+    out_dtype: Any = None,
+    use_fast_accum: bool = False,
+) -> jax.Array:
+    """Multiply float8 matrices by groups, accumulated in float32, with a scale for each row and column of a group."""
+    product = grouped_product(a.astype(jnp.bfloat16), b.astype(jnp.bfloat16), ends, np.dtype(np.float32))
+    if ends is None or product.ndim == 3:
+        groups, rows, columns = product.shape
+        scaled = product * scale_a.reshape(groups, rows, 1) * scale_b.reshape(groups, 1, columns)
+    elif b.ndim == 3:
+        scaled = product * scale_a[:, None] * _scales_of_groups(scale_b, ends, len(product))
+    else:
+        scaled = product * _scales_of_groups(scale_a, ends, product.shape[1]).T * scale_b
+    return convert(scaled, ctx.dtype)
+
+
+def _scales_of_groups(scales: jax.Array, ends: jax.Array, count: int) -> jax.Array:
+    """Return for each of ``count`` rows the scales (g, n) of its group, and ones for rows after the last group."""
+    group = (lax.iota(np.int32, count)[:, None] >= ends).sum(1, dtype=np.int32)
+    return jnp.concatenate([scales, jnp.ones_like(scales, shape=(1, scales.shape[1]))])[group]
+
+
+@lower("aten::_scaled_grouped_mm_v2", ctx=True)
+def _scaled_grouped_mm_v2(
+    ctx: LoweringRuleContext,
+    a: jax.Array,
+    b: jax.Array,
+    scale_a: list[jax.Array],
+    recipe_a: list[int],
+    swizzle_a: list[int],
+    scale_b: list[jax.Array],
+    recipe_b: list[int],
+    swizzle_b: list[int],
+    ends: jax.Array | None = None,
+    *unused: Any,
+) -> jax.Array:
+    """The operator of ``torch.nn.functional.scaled_grouped_mm``; the recorder rejects other recipes than RowWise."""
+    return _scaled_grouped_mm(ctx, a, b, scale_a[0], scale_b[0], ends)

@@ -14,4 +14,10 @@ void check_scaled_mm(c10::ArrayRef<c10::IValue> arguments);
 // for arguments that its lowering rule does not support.
 at::Tensor scaled_mm_v2_on_meta(c10::ArrayRef<c10::IValue> arguments);
 
+// The result of aten::_scaled_grouped_mm, on meta. Raises ValueError, as CUDA does; the CPU has no kernel.
+at::Tensor scaled_grouped_mm_on_meta(c10::ArrayRef<c10::IValue> arguments);
+
+// The result of aten::_scaled_grouped_mm_v2, the operator of torch.nn.functional.scaled_grouped_mm.
+at::Tensor scaled_grouped_mm_v2_on_meta(c10::ArrayRef<c10::IValue> arguments);
+
 }  // namespace torch_xla

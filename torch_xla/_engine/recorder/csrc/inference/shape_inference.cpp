@@ -4,6 +4,7 @@
 
 #include "compat/python_internal.h"
 #include "inference/argument_checks.h"
+#include "inference/grouped_matmul.h"
 #include "inference/pointwise_inference.h"
 #include "inference/redispatch.h"
 #include "inference/scaled_matmul.h"
@@ -56,37 +57,6 @@ void add_result(const Op& op, OutputSpec& output_spec, const at::Tensor& t) {
   }
 }
 
-// torch's meta function accepts bfloat16 only, and requires strides that are multiples of 16 bytes.
-at::Tensor grouped_mm_on_meta(c10::ArrayRef<c10::IValue> arguments) {
-  const at::Tensor a = arguments[0].toTensor();
-  const at::Tensor b = arguments[1].toTensor();
-  const bool rows = a.dim() == 2;
-  const bool columns = b.dim() == 2;
-  const auto shapes = [&] { return c10::str(a.scalar_type(), a.sizes(), " and ", b.scalar_type(), b.sizes()); };
-  const auto is_2_or_3 = [](const at::Tensor& t) { return t.dim() == 2 || t.dim() == 3; };
-  TORCH_CHECK(is_2_or_3(a) && is_2_or_3(b), "aten::_grouped_mm: mat_a and mat_b have to be 2 or 3 dimensional, got ",
-              shapes());
-  TORCH_CHECK(a.scalar_type() == b.scalar_type() &&
-                  (a.scalar_type() == at::kFloat || a.scalar_type() == at::kHalf || a.scalar_type() == at::kBFloat16),
-              "Expected mat_a to be Float32, BFloat16 or Float16 matrix, and mat_b to be one of the same dtype, got ",
-              shapes());
-  TORCH_CHECK(a.size(-1) == b.size(-2), "contraction dimension of mat_a and mat_b must match, got ", shapes());
-  TORCH_CHECK(arguments[2].isNone() != (rows || columns),
-              "aten::_grouped_mm: have to provide offsets if there is a 2d matrix, and only then");
-  TORCH_CHECK(arguments[3].isNone(), "aten::_grouped_mm: bias is not supported yet");
-  at::DimVector sizes;
-  const int64_t groups = arguments[2].isNone() ? a.size(0) : arguments[2].toTensor().numel();
-  TORCH_CHECK((rows || a.size(0) == groups) && (columns || b.size(0) == groups),
-              "matrix batch sizes have to match: ", shapes(), " for ", groups, " groups");
-  if (rows == columns) {
-    sizes.push_back(groups);
-  }
-  sizes.push_back(a.size(-2));
-  sizes.push_back(b.size(-1));
-  const at::ScalarType dtype = arguments[4].isNone() ? a.scalar_type() : arguments[4].toScalarType();
-  return at::empty(sizes, at::TensorOptions().dtype(dtype).device(at::kMeta));
-}
-
 // Returns whether result shapes depend on values.
 bool has_value_dependent_shape(const Op& op) {
   return op.random || op.handle.hasTag(at::Tag::dynamic_output_shape) ||
@@ -114,6 +84,12 @@ torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> argum
   }
   if (op.name == "aten::_scaled_mm_v2") {
     return {scaled_mm_v2_on_meta(arguments)};
+  }
+  if (op.name == "aten::_scaled_grouped_mm") {
+    return {scaled_grouped_mm_on_meta(arguments)};
+  }
+  if (op.name == "aten::_scaled_grouped_mm_v2") {
+    return {scaled_grouped_mm_v2_on_meta(arguments)};
   }
   // The kernels accept uint8 targets; the meta functions do not.
   const bool byte_targets = op.name.rfind("aten::nll_loss", 0) == 0;
