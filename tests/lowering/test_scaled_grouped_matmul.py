@@ -220,6 +220,29 @@ def test_products_of_bfloat16(layout: str) -> None:
     assert not moved.fallbacks
 
 
+@pytest.mark.usefixtures("cold")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, E4M3], ids=str)
+@pytest.mark.parametrize("layout", ["rows", "columns", "inner"])
+def test_a_nan_stays_in_its_group(layout: str, dtype: torch.dtype) -> None:
+    """An overflow in float8 is a NaN; the products of the other groups have to stay finite."""
+    a, b, rows, columns, ends = LAYOUTS[layout].tensors(torch.float32, torch.float32)
+    a[-1, -1], b[-1, -1] = torch.nan, torch.inf
+    rows, columns = (s if dtype == E4M3 else torch.ones_like(s) for s in (rows, columns))
+    operands = a.to(dtype), b.to(dtype)
+    expected = _expected(*operands, rows, columns, ends)
+    assert 0 < expected.isnan().sum() < expected.numel()
+    on_xla, scales, offsets = to("xla", (operands, (rows, columns), ends))
+    torch_xla.sync()
+    with counts() as moved:
+        if dtype == E4M3:
+            found = _v1(*on_xla, *scales, offsets)
+        else:
+            found = F.grouped_mm(*on_xla, offs=offsets, out_dtype=torch.float32)
+        torch_xla.sync()
+    assert moved.compilations == 1
+    assert_same(found, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_a_wider_result_is_not_rounded() -> None:
     """The CPU has no other result dtype than that of the matrices."""
     a, b, rows, columns, ends = LAYOUTS["rows"].tensors(torch.bfloat16, torch.bfloat16)

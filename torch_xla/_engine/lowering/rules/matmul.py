@@ -205,9 +205,31 @@ def _outer(a: jax.Array, b: jax.Array) -> jax.Array:
     return a.astype(dtype)[:, None] * b.astype(dtype)[None, :]
 
 
-def _ragged_dot(a: jax.Array, b: jax.Array, sizes: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Multiply each group of rows of ``a`` (m, k) with its matrix of ``b`` (g, k, n)."""
-    return lax.ragged_dot(a, b, sizes, precision=precision_for(a.dtype), preferred_element_type=dtype)
+def _multiply_rows(a: jax.Array, b: jax.Array, ends: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Multiply each group of rows of ``a`` (m, k) with its matrix of ``b`` (g, k, n).
+
+    XLA for CPUs expands ragged_dot to products of every row and matrix, multiplied by 0 for other groups: a NaN or an
+    infinity in one matrix would become a NaN in every group.
+    """
+
+    def ragged(a: jax.Array, b: jax.Array, ends: jax.Array) -> jax.Array:
+        sizes = jnp.diff(ends, prepend=0).astype(np.int32)
+        return lax.ragged_dot(a, b, sizes, precision=precision_for(a.dtype), preferred_element_type=dtype)
+
+    def selected(a: jax.Array, b: jax.Array, ends: jax.Array) -> jax.Array:
+        def add_group(out: jax.Array, group: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
+            return jnp.where(group[1][:, None], matmul_rule(_MATRIX)(a, group[0], dtype), out), None
+
+        zeros = jnp.zeros((a.shape[0], b.shape[2]), dtype)
+        return lax.scan(add_group, zeros, (b, _group_masks(ends, a.shape[0])))[0]
+
+    return lax.platform_dependent(a, b, ends, cpu=selected, default=ragged)
+
+
+def _group_masks(ends: jax.Array, count: int) -> jax.Array:
+    """Return for each group (g) which of ``count`` places (g, count) it contains."""
+    place, starts = lax.iota(np.int32, count), jnp.concatenate([jnp.zeros_like(ends, shape=1), ends[:-1]])
+    return (place >= starts[:, None]) & (place < ends[:, None])
 
 
 def grouped_product(a: jax.Array, b: jax.Array, ends: jax.Array | None, dtype: np.dtype) -> jax.Array:
@@ -217,15 +239,16 @@ def grouped_product(a: jax.Array, b: jax.Array, ends: jax.Array | None, dtype: n
     """
     if ends is None:
         return matmul_rule(_BATCH)(a, b, dtype)
-    sizes = jnp.diff(ends, prepend=0).astype(np.int32)
     if a.ndim == 2 and b.ndim == 3:
-        return _ragged_dot(a, b, sizes, dtype)
+        return _multiply_rows(a, b, ends, dtype)
     if b.ndim == 2 and a.ndim == 3:
-        return _ragged_dot(b.T, a.swapaxes(1, 2), sizes, dtype).T
-    place, starts = lax.iota(np.int32, a.shape[1]), ends - sizes
-    within = (place >= starts[:, None]) & (place < ends[:, None])
-    parts = jnp.where(within[:, None, :], a, jnp.zeros((), a.dtype))
-    return jax.vmap(lambda part: matmul_rule(_MATRIX)(part, b, dtype))(parts)
+        return _multiply_rows(b.T, a.swapaxes(1, 2), ends, dtype).T
+
+    def multiply_group(mask: jax.Array) -> jax.Array:
+        left, right = (jnp.where(m, x, jnp.zeros((), x.dtype)) for m, x in ((mask, a), (mask[:, None], b)))
+        return matmul_rule(_MATRIX)(left, right, dtype)
+
+    return lax.map(multiply_group, _group_masks(ends, a.shape[1]))
 
 
 @lower("aten::_grouped_mm", ctx=True)
