@@ -15,6 +15,7 @@ from jax import lax
 from torch_xla._engine.aot import (
     collective_costs,
     cost_model,
+    flop_counts,
     hardware_specs,
     hlo_parser,
     module_costs,
@@ -78,6 +79,55 @@ def test_flops_agree_with_xla(name: str) -> None:
     function, structs, _ = PRODUCTS[name]
     total, xla = counted(function, *structs)
     assert total.flops == pytest.approx(xla, rel=0.02, abs=2 * 30 * 40)
+
+
+#: Windowed reductions: shape, window, strides, pads, dilation of the array, dilation of the window.
+WINDOWS = {
+    "pooling": ((2, 9, 9), (1, 3, 3), (1, 2, 2), ((0, 0), (1, 1), (1, 1)), (1, 1, 1), (1, 1, 1)),
+    "running sum": ((4, 40), (1, 40), (1, 1), ((0, 0), (39, 0)), (1, 1), (1, 1)),
+    "dilated window": ((3, 17), (1, 3), (1, 2), ((0, 0), (2, 5)), (1, 1), (1, 4)),
+    "dilated array": ((3, 7), (1, 4), (1, 1), ((0, 0), (3, 1)), (1, 3), (1, 2)),
+    "trimmed": ((20,), (4,), (3,), ((-2, -1),), (1,), (1,)),
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_windowed_reductions_count_elements(name: str) -> None:
+    """A windowed reduction counts the elements that its windows read; the sum of ones is their number."""
+    shape, window, strides, pads, of_array, of_window = WINDOWS[name]
+    ones = np.ones(shape, np.float32)
+    found = lax.reduce_window(ones, np.float32(0), lax.add, window, strides, pads, of_array, of_window)
+    text = {
+        "size": window, "stride": strides, "pad": [f"{low}_{high}" for low, high in pads], "lhs_dilate": of_array,
+        "rhs_dilate": of_window,
+    }  # fmt: skip
+    attributes = "window={{{}}}".format(" ".join(f"{key}={'x'.join(map(str, value))}" for key, value in text.items()))
+    array, out = (hlo_parser.HloShape("f32", tuple(dims), "") for dims in (shape, found.shape))
+    instruction = hlo_parser.HloInstruction("w", "reduce-window", (out,), (), attributes)
+    assert flop_counts.reduced_element_count(instruction, array) == float(found.sum())
+
+
+#: HLO of libtpu: the sums of rows, broadcast over the rows.
+BROADCAST_SUMS = """HloModule jit_softmax, is_scheduled=true
+
+%sum (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %c = f32[] add(%a, %b)
+}
+
+ENTRY %main (p: f32[4,2048]) -> f32[4,2048] {
+  %p = f32[4,2048]{1,0:T(8,128)} parameter(0)
+  %zero = f32[]{:T(128)} constant(0)
+  ROOT %r = f32[4,2048]{1,0:T(8,128)} reduce-window(%p, %zero), window={size=1x4095 pad=0_0x2047_2047}, to_apply=%sum
+}
+"""
+
+
+def test_windows_of_whole_axes_reduce_once() -> None:
+    """A window that contains its whole axis at every position is a reduction with a broadcast result."""
+    (operation,) = cost_model.CostCounter(hlo_parser.parse_hlo(BROADCAST_SUMS)).operations()
+    assert operation.cost.flops == 4 * 2048
 
 
 #: layout: dtype, dimensions, bytes with padding

@@ -146,7 +146,9 @@ class CostCounter:
             return OpCost(products=products)
         if opcode in ("reduce", "all-reduce", "all-reduce-start", "reduce-scatter"):
             return OpCost(other=float(sum(o.shapes[0].elements for o in operands if o.shapes)))
-        if opcode in ("reduce-window", "select-and-scatter"):
+        if opcode == "reduce-window" and operands:
+            return OpCost(other=flop_counts.reduced_element_count(instruction, operands[0].shapes[0]))
+        if opcode == "select-and-scatter":
             return OpCost(other=out * math.prod(flop_counts.parse_window(instruction).size or (1,)))
         moves = opcode in _MOVES or opcode.endswith("-start")
         return OpCost() if moves or _is_free(opcode) else OpCost(other=out)

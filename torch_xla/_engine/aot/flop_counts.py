@@ -1,4 +1,4 @@
-"""Counts the multiplications and additions of matmuls, convolutions and attention kernels in HLO."""
+"""Counts the operations of matmuls, convolutions, attention kernels and windowed reductions in HLO."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from torch_xla._engine.aot.hlo_parser import HloInstruction, HloShape
 
@@ -140,16 +142,38 @@ def _convolution(instruction: HloInstruction, image: HloShape, kernel: HloShape,
     return 2.0 * batches * kernel.dims[of_kernel.index("i")] * pairs
 
 
+def reduced_element_count(instruction: HloInstruction, array: HloShape) -> float:
+    """Return the number of elements that a reduce-window combines, without padding.
+
+    libtpu turns a reduction whose result is broadcast again into a reduce-window of which each window covers the whole
+    axis. It reduces the axis once.
+    """
+    frame = parse_window(instruction)
+    count = len(instruction.shapes)
+    for axis in range(len(frame.size)):
+        length, out = array.dims[axis], instruction.shapes[0].dims[axis]
+        count *= length if _covers_axis(frame, axis, length, out) else _valid_taps(frame, axis, length, out)
+    return float(count)
+
+
+def _covers_axis(frame: ConvWindow, axis: int, image: int, out: int) -> bool:
+    """Return whether each window of an axis contains all its elements."""
+    if frame.kernel_dilation[axis] != 1:
+        return False
+    first, last = -frame.low[axis], (out - 1) * frame.stride[axis] - frame.low[axis]
+    return last <= 0 and first + frame.size[axis] > (image - 1) * frame.image_dilation[axis]
+
+
 def _valid_taps(frame: ConvWindow, axis: int, image: int, out: int) -> int:
     """Count the (output, tap) pairs of an axis that read an image element, not padding or dilation."""
-    stride, low = frame.stride[axis], frame.low[axis]
+    stride, low, size = frame.stride[axis], frame.low[axis], frame.size[axis]
     dilation, holes = frame.kernel_dilation[axis], frame.image_dilation[axis]
     reach = (image - 1) * holes
-    if stride == dilation == holes == 1 and low == 0 and out + frame.size[axis] - 1 <= image:
-        return out * frame.size[axis]
-    count = 0
-    for position in range(out):
-        for tap in range(frame.size[axis]):
-            place = position * stride + tap * dilation - low
-            count += 0 <= place <= reach and place % holes == 0
-    return count
+    if stride == dilation == holes == 1 and low == 0 and out + size - 1 <= image:
+        return out * size
+    starts = np.arange(out, dtype=np.int64) * stride - low
+    if holes == 1:  # the taps that read an element are consecutive
+        first, last = -(starts // dilation), (reach - starts) // dilation
+        return int(np.clip(np.minimum(last, size - 1) - np.maximum(first, 0) + 1, 0, None).sum())
+    places = starts[:, None] + np.arange(size, dtype=np.int64) * dilation
+    return int(((places >= 0) & (places <= reach) & (places % holes == 0)).sum())
