@@ -28,6 +28,13 @@ def cross_entropy(logits: Array, targets: Array) -> Array:
     return (jax.nn.logsumexp(logits, axis=-1) - picked).mean()
 
 
+def cross_entropy_of_tokens(logits: Array, targets: Array) -> Array:
+    """The same for large vocabularies: XLA fuses the comparison; a gather reads logits in float32 from memory."""
+    logits = logits.astype(jnp.float32)
+    is_target = targets[..., None] == jnp.arange(logits.shape[-1])
+    return (jax.nn.logsumexp(logits, axis=-1) - jnp.where(is_target, logits, 0).sum(-1)).mean()
+
+
 def sgd(loss: Callable[..., Any], lr: float = 0.05, momentum: float = 0.9) -> Step:
     """A step of a ``loss(parameters, buffers, inputs, targets)``, which gives the loss and the new buffers."""
 
@@ -40,7 +47,9 @@ def sgd(loss: Callable[..., Any], lr: float = 0.05, momentum: float = 0.9) -> St
     return step
 
 
-def adamw(loss: Callable[..., Array], lr: float = 1e-3, clip: float | None = None) -> Step:
+def adamw(
+    loss: Callable[..., Array], lr: float = 1e-3, clip: float | None = None, beta2: float = 0.999, decay: float = 0.01
+) -> Step:
     """A step of a ``loss(parameters, inputs, targets)``; with ``clip`` the norm of all gradients is at most that."""
 
     def step(state: State, inputs: Array, targets: Array) -> tuple[State, Array]:
@@ -52,12 +61,12 @@ def adamw(loss: Callable[..., Array], lr: float = 1e-3, clip: float | None = Non
             grads = jax.tree.map(lambda g: g * scale.astype(g.dtype), grads)
         count = count + 1
         first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, grads)
-        second = jax.tree.map(lambda v, g: 0.999 * v + 0.001 * g * g, second, grads)
-        bias1, bias2 = 1 - 0.9**count, 1 - 0.999**count
+        second = jax.tree.map(lambda v, g: beta2 * v + (1 - beta2) * g * g, second, grads)
+        bias1, bias2 = 1 - 0.9**count, 1 - beta2**count
 
         def update(p: Array, m: Array, v: Array) -> Array:
             root = jnp.sqrt(v / bias2.astype(v.dtype)) + 1e-8
-            return p * (1 - lr * 0.01) - lr * (m / bias1.astype(m.dtype)) / root
+            return p * (1 - lr * decay) - lr * (m / bias1.astype(m.dtype)) / root
 
         return (jax.tree.map(update, parameters, first, second), first, second, count), value
 
@@ -170,6 +179,9 @@ def gpt2(
 
 # --- Llama, as in examples/train_llama.py
 
+#: Number of queries whose attention weights are in memory together.
+ROWS = 256
+
 
 def llama(
     spread: Spread, layers: int = 16, width: int = 2048, heads: int = 32, key_heads: int = 8, hidden: int = 8192,
@@ -192,9 +204,9 @@ def llama(
         x = spread(p["embedding"][tokens])
         layer = jax.checkpoint(lambda x, p: (_decoder(p, spread(x), heads, key_heads), None))
         x, _ = lax.scan(layer, x, p["blocks"])
-        return cross_entropy(_rms(p["norm"], spread(x)) @ p["head"], targets)
+        return cross_entropy_of_tokens(_rms(p["norm"], spread(x)) @ p["head"], targets)
 
-    return adamw_state_shapes(parameters), adamw(loss, 2e-3, 1.0)
+    return adamw_state_shapes(parameters), adamw(loss, 2e-3, 1.0, beta2=0.95, decay=0.1)
 
 
 def _rms(scale: Array, x: Array) -> Array:
@@ -211,12 +223,27 @@ def _rotate(x: Array) -> Array:
     return jnp.concatenate((first * cos - second * sin, second * cos + first * sin), -1)
 
 
+def _attend(q: Array, k: Array, v: Array) -> Array:
+    """Causal attention, one block of queries after another; backward computes the weights of a block again."""
+    batch, length, heads, size = q.shape
+    rows = ROWS if length % ROWS == 0 else length
+
+    @jax.checkpoint
+    def block(number: Array, queries: Array) -> Array:
+        mask = jnp.arange(length) <= (number * rows + jnp.arange(rows))[:, None]
+        return jax.nn.dot_product_attention(queries, k, v, mask=mask[None, None])
+
+    blocks = jnp.moveaxis(q.reshape(batch, -1, rows, heads, size), 1, 0)
+    attended = lax.map(lambda block_of: block(*block_of), (jnp.arange(len(blocks)), blocks))
+    return jnp.moveaxis(attended, 0, 1).reshape(q.shape)
+
+
 def _decoder(p: dict[str, Array], x: Array, heads: int, key_heads: int) -> Array:
     batch, length, _ = x.shape
     normal = _rms(p["norm1"], x)
     q, k, v = ((normal @ p[name]).reshape(batch, length, count, -1)
                for name, count in (("query", heads), ("key", key_heads), ("value", key_heads)))  # fmt: skip
-    attended = jax.nn.dot_product_attention(_rotate(q), _rotate(k), v, is_causal=True)
+    attended = _attend(_rotate(q), _rotate(k), v)
     x = x + attended.reshape(batch, length, -1) @ p["out"]
     normal = _rms(p["norm2"], x)
     return x + (jax.nn.silu(normal @ p["gate"]) * (normal @ p["up"])) @ p["down"]

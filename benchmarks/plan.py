@@ -5,13 +5,14 @@
     python -m benchmarks.plan plan.json [--length 2048]
 
 Compares the combinations that fit and recompute activations. Per chip and step: FLOPs, bytes of HBM, peak of memory,
-bytes of collectives; and whether both rank the combinations in the same order. jax shards weights and activations over
-data x fsdp x tensor as the example does.
+bytes of collectives, estimated time; and how many pairs of combinations both put in the same order. jax shards weights
+and activations over data x fsdp x tensor as the example does.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,10 +36,12 @@ _WEIGHTS = {
     **dict.fromkeys(("query", "key", "value", "gate", "up", "head"), ("fsdp", "tensor")),
     **dict.fromkeys(("out", "down", "embedding"), ("tensor", "fsdp")),
 }
+#: Combinations whose values differ by at most this share have no order.
+_TIE = 0.01
 #: Ranked quantities: name in a plan's rows, title, unit.
 _COLUMNS = (
     ("flops", "TFLOP", 1e12), ("bytes", "HBM, GB", 1e9), ("memory", "peak, GB", 1e9),
-    ("collective_bytes", "collectives, GB", 1e9),
+    ("collective_bytes", "collectives, GB", 1e9), ("seconds", "time, ms", 1e-3),
 )  # fmt: skip
 
 
@@ -61,7 +64,7 @@ def compile_in_jax(target: aot.Target, sizes: Sequence[int], batch: int, length:
     found = program_analysis.analyze_program(target_compiler.compile_for_target(program, None))
     return {
         "flops": found.work.flops, "bytes": found.work.bytes, "memory": found.memory.peak,
-        "collective_bytes": sum(row.bytes for row in found.collectives),
+        "collective_bytes": sum(row.bytes for row in found.collectives), "seconds": found.work.seconds,
     }  # fmt: skip
 
 
@@ -71,7 +74,7 @@ def is_comparable(row: Mapping[str, Any]) -> bool:
 
 
 def main() -> None:
-    """Print the comparison, and both orders."""
+    """Print the comparison, and how many pairs have the same order."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("plan", type=Path)
     parser.add_argument("--length", type=int, default=2048)
@@ -88,12 +91,19 @@ def main() -> None:
         print(lines[-1], file=sys.stderr, flush=True)
     print(table(["combination", *(f"{title}: here, jax" for _, title, _ in _COLUMNS)], lines))
     for name, title, _ in _COLUMNS:
-        orders = [
-            sorted(range(len(numbers)), key=lambda i, w=who, n=name: round(numbers[i][w][n], -6)) for who in (0, 1)
-        ]
-        print(
-            f"{title.split(',')[0]}: {'the same order' if orders[0] == orders[1] else f'{orders[0]} and {orders[1]}'}"
-        )
+        alike, compared = count_same_order([(here[name], in_jax[name]) for here, in_jax in numbers])
+        print(f"{title.split(',')[0]}: {alike} of {compared} pairs in the same order")
+
+
+def count_same_order(values: Sequence[tuple[float, float]]) -> tuple[int, int]:
+    """Return how many pairs of combinations have one order in (here, jax), and how many are compared.
+
+    Pairs whose values here differ by at most 1 % are not compared.
+    """
+    compared = [
+        (a, b) for a, b in itertools.combinations(values, 2) if abs(a[0] - b[0]) > _TIE * max(abs(a[0]), abs(b[0]))
+    ]
+    return sum((a[0] - b[0]) * (a[1] - b[1]) > 0 for a, b in compared), len(compared)
 
 
 def _compare(here: float, in_jax: float, unit: float) -> str:
