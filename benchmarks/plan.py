@@ -5,8 +5,8 @@
     python -m benchmarks.plan plan.json [--length 2048]
 
 Compares the combinations that fit and recompute activations. Per chip and step: FLOPs, bytes of HBM, peak of memory,
-bytes of collectives, estimated time; and how many pairs of combinations both put in the same order. jax shards weights
-and activations over data x fsdp x tensor as the example does.
+bytes of collectives, estimated time; the rate of all chips; and how many pairs of combinations both put in the same
+order. jax shards weights and activations over data x fsdp x tensor as the example does.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ _TIE = 0.01
 _COLUMNS = (
     ("flops", "TFLOP", 1e12), ("bytes", "HBM, GB", 1e9), ("memory", "peak, GB", 1e9),
     ("collective_bytes", "collectives, GB", 1e9), ("seconds", "time, ms", 1e-3),
+    ("per_second", "rate, 1/s", 1.0),
 )  # fmt: skip
 
 
@@ -86,6 +87,7 @@ def main() -> None:
         here = {name: row["memory"]["required"] if name == "memory" else row[name] for name, *_ in _COLUMNS}
         sizes = [int(size) for size in values["mesh"].split("x")]
         in_jax = compile_in_jax(aot.get_target(row["target"]), sizes, int(values["batch_size"]), options.length)
+        in_jax["per_second"] = row["per_second"] * row["seconds"] / in_jax["seconds"]
         numbers.append((here, in_jax))
         lines.append([row["label"], *(_compare(here[n], in_jax[n], unit) for n, _, unit in _COLUMNS)])
         print(lines[-1], file=sys.stderr, flush=True)
