@@ -120,6 +120,18 @@ def test_gmm(dtype: torch.dtype, transposed: bool, offset: int | None) -> None:
     close(w.grad.mT if transposed else w.grad, rhs.grad, DTYPES[dtype])
 
 
+def test_gmm_keeps_a_nan_in_its_group() -> None:
+    lhs, rhs, sizes = torch.randn(10, 5), torch.randn(4, 5, 6), torch.tensor(SIZES)
+    group = max(range(4), key=SIZES.__getitem__)
+    start, end = sum(SIZES[:group]), sum(SIZES[: group + 1])
+    rhs[group, 0, 0] = torch.nan
+    has_nan = kernels.gmm(*xla(lhs, rhs, sizes)).isnan().any(1).cpu()
+    assert has_nan.nonzero().flatten().tolist() == list(range(start, end))
+    lhs[start, 0] = torch.inf
+    finite = kernels.tgmm(*xla(torch.randn(3, 10), lhs, sizes)).isfinite().flatten(1).all(1).cpu()
+    assert finite.tolist() == [other != group for other in range(4)]
+
+
 def test_gmm_by_its_other_names() -> None:
     lhs, rhs, sizes = xla(torch.randn(10, 5), torch.randn(4, 5, 6), torch.tensor(SIZES))
     inputs = [[t.detach().requires_grad_() for t in (lhs, rhs)] for _ in range(3)]

@@ -1,6 +1,6 @@
 """Grouped matrix multiplication (mixture of experts): multiplies each group of rows with the matrix of its group.
 
-TPU: jax's megablox kernels. Other platforms: ``jax.lax.ragged_dot``.
+TPU: jax's megablox kernels. Other platforms: ``grouped_product``, in which a NaN of one group stays in that group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from torch_xla._engine.lowering.platform_dispatch import platform_dependent
-from torch_xla._engine.lowering.rules.matmul import precision_for
+from torch_xla._engine.lowering.rules.matmul import grouped_product
 
 Tiling = tuple[int, int, int]
 Maybe = jax.Array | None
@@ -23,7 +23,6 @@ LANES = 128
 #: Default tile sizes of (rows, the contracted dimension, columns).
 TILING = (512, 512, 512)
 _FLOATS = (np.dtype(jnp.bfloat16), np.dtype(np.float32))
-_CONTRACTED_ROWS = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
 
 
 def gmm(
@@ -49,10 +48,8 @@ def _gmm(transpose_rhs: bool, lhs: Any, rhs: Any, sizes: Any, offset: Maybe) -> 
         sizes = _local(sizes, offset, len(rhs))
         matrices = jnp.concatenate([jnp.zeros_like(matrices[:1]), matrices])
     wide = jnp.promote_types(dtype, np.float32)
-    out = lax.ragged_dot(
-        lhs.astype(dtype), matrices, sizes, precision=precision_for(dtype), preferred_element_type=wide
-    )
-    return out.astype(lhs.dtype)
+    ends = jnp.cumsum(sizes, dtype=np.int32)
+    return grouped_product(lhs.astype(dtype), matrices, ends, np.dtype(wide)).astype(lhs.dtype)
 
 
 def _local(sizes: Any, offset: Maybe, count: int) -> Any:
@@ -90,12 +87,9 @@ def tgmm(
 
 def _tgmm(count: int, lhs: Any, rhs: Any, sizes: Any, offset: Maybe) -> Any:
     dtype = jnp.promote_types(lhs.dtype, rhs.dtype)
-    local = _local(sizes, offset, count)
-    out = lax.ragged_dot_general(
-        lhs.T.astype(dtype), rhs.astype(dtype), local, _CONTRACTED_ROWS,
-        precision=precision_for(dtype), preferred_element_type=jnp.promote_types(dtype, np.float32),
-    )  # fmt: skip
-    return out[1:].astype(lhs.dtype)
+    wide = np.dtype(jnp.promote_types(dtype, np.float32))
+    ends = jnp.cumsum(_local(sizes, offset, count), dtype=np.int32)
+    return grouped_product(lhs.astype(dtype), rhs.astype(dtype), ends, wide)[1:].astype(lhs.dtype)
 
 
 def _tgmm_tpu(tiling: Tiling, count: int, lhs: Any, rhs: Any, sizes: Any, offset: Maybe) -> Any:

@@ -21,7 +21,7 @@ def gmm(
 ) -> torch.Tensor:  # fmt: skip
     """Multiply the rows of each group by the matrix of the group; differentiable.
 
-    TPU: jax's megablox kernel, for float32 and bfloat16; otherwise ``jax.lax.ragged_dot``.
+    TPU: jax's megablox kernel, for float32 and bfloat16. GPU: ``jax.lax.ragged_dot``. CPU: a loop over the groups.
 
     Args:
       lhs: [m, k]; the rows of the first group come first, then those of the second.
