@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -185,7 +186,11 @@ def test_full_disk(tmp_path: Path, limit: int) -> None:
     """At the first byte, in a tensor's header, and in its values: one warning; later snapshots are written."""
     done = run_script(FULL, check=False, WHERE=str(tmp_path), LIMIT=str(limit))
     assert done.returncode == 0, done.stderr
-    (line,) = done.stderr.splitlines()
+    # Since Python 3.13, torch's writer reports that it is flushed once more when it is freed.
+    again = (
+        r"Exception ignored in: .*NoCloseWriter object.*\nTraceback .*\n(?: .*\n)*ValueError: flush of closed file\n"
+    )
+    (line,) = re.sub(again, "", done.stderr).splitlines()
     assert "local snapshot of step 2 could not be written" in line and "File too large" in line
 
 

@@ -131,16 +131,19 @@ def _server() -> Server:
     return _servers[0]
 
 
-#: Messages of jax if its CUDA plugin is installed and finds no driver.
-_JAX_IMPORT = re.compile(
+#: Messages of jax if its CUDA plugin is installed and finds no driver, and of Triton (a part of CUDA builds of torch)
+#: when an interpreter ends after an exception.
+_LIBRARIES = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR\n"
     r"|I\d{4} .*Could not find cuda drivers on your machine, GPU will not be used\.\n"
+    r"|nanobind: leaked \d+ (?:instance|type|keep_alive record|function)s?!\n(?: - .*\n)*"
+    r"|nanobind: this is likely caused by .*\nSee https://nanobind\.readthedocs\.io/.*\n?"
 )
 
 
 def own_output(stderr: str) -> str:
-    """Return the output of a process without jax's messages."""
-    return _JAX_IMPORT.sub("", stderr)
+    """Return the output of a process without messages of jax and Triton."""
+    return _LIBRARIES.sub("", stderr)
 
 
 def environment() -> dict[str, str]:

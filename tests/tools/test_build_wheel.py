@@ -33,7 +33,14 @@ def test_the_package_finds_what_the_script_stores(
 ) -> None:
     name = f"{extension.name}:{prebuilt.abi_tag(extension.is_module)}"
     stored = script.place_of(ROOT, torch.__version__, name)
-    monkeypatch.setattr(Path, "glob", lambda self, pattern: [self / "wheel" / f"{extension.name}.so"])
+    glob = Path.glob  # rglob calls it since Python 3.13
+    library_name = f"{extension.name}.so"
+
+    def find(self: Path, pattern: str | Path, **options: bool) -> list[Path]:
+        is_library = str(pattern).endswith(library_name)
+        return [self / "wheel" / library_name] if is_library else list(glob(self, pattern, **options))
+
+    monkeypatch.setattr(Path, "glob", find)
     monkeypatch.setattr(Path, "is_dir", lambda self: True)
     assert build._find_packaged_build(extension) == stored
 
