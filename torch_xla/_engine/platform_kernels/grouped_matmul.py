@@ -1,6 +1,6 @@
 """Grouped matrix multiplication (mixture of experts): multiplies each group of rows with the matrix of its group.
 
-TPU: jax's megablox kernels. Other platforms: ``grouped_product``, in which a NaN of one group stays in that group.
+TPU: jax's megablox kernels. Other platforms: as ``aten::_grouped_mm``.
 """
 
 from __future__ import annotations
