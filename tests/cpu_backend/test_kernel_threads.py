@@ -137,6 +137,24 @@ def test_who_starts_a_program_ends_its_own_team() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no teams on one core")
+def test_an_upload_starts_no_team() -> None:
+    """Each step released the team that the copy of its batch started, and the team competed with XLA's threads."""
+    run_script(
+        _TWO_TEAMS
+        + """
+    for _ in range(5):
+        step()
+    before = set(threads())
+    moved = x.to("xla")
+    assert not set(threads()) - before
+    assert torch.equal(moved.cpu(), x)
+    forward(x, w)
+    assert set(threads()) - before, "a loop of torch has a team"
+    """
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no teams on one core")
 def test_a_team_sleeps_between_kernels_only() -> None:
     """Seven times in each kernel where OpenMP has more threads than cores. Those of the main thread's team count."""
     run_script(

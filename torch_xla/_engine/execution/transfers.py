@@ -36,6 +36,10 @@ _BITS = {
 }
 
 
+#: Up to this size the calling thread copies alone. torch would start an OpenMP team for the copy, which then competes
+#: for cores with XLA's threads.
+_MOST_SERIAL_BYTES = 1 << 24
+
 #: numpy's limit. XLA and torch have none; values with more dimensions are transferred flattened.
 _MOST_DIMS = 64
 
@@ -60,7 +64,7 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
         # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
         # A tensor on another device (CUDA) passes through the host.
         shares = capabilities.shares_host_memory(place)
-        own = tensor.to("cpu", dtypes.storage_dtype(tensor.dtype), copy=shares)
+        own = _copy_to_host(tensor, copy=shares)
         flat = own.dim() > _MOST_DIMS
         host = _to_host(own.reshape(-1) if flat else own)
         with recorder.enable_x64():
@@ -72,6 +76,16 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
     _record_provenance("upload")
     _log.info("to xla:%d: %s%s", ordinal, tensor.dtype, list(tensor.shape))
     return buffer
+
+
+def _copy_to_host(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
+    """Return the values in the storage dtype, in memory of the CPU: that of the tensor if ``copy`` is false."""
+    dtype = dtypes.storage_dtype(tensor.dtype)
+    if copy and tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.nbytes <= _MOST_SERIAL_BYTES:
+        own = torch.empty_like(tensor)
+        ctypes.memmove(own.data_ptr(), tensor.data_ptr(), tensor.nbytes)
+        return own
+    return tensor.to("cpu", dtype, copy=copy)
 
 
 def _upload_abstract(tensor: torch.Tensor, place: jax.Device) -> AbstractArray:
