@@ -233,6 +233,8 @@ def _run(words: list[str]) -> None:
             code = compile(words[1], "<string>", "exec", dont_inherit=True)
             if sys.version_info >= (3, 13):  # the interpreter registers the lines of -c for tracebacks
                 linecache._register_code(code, words[1], "<string>")
+                lines = [f"{line}\n" for line in words[1].splitlines()]
+                linecache.cache["<string>"] = (len(words[1]), None, lines, "<string>")  # where 3.13.0 finds them
             exec(code, main.__dict__)
         elif words[0] == "-m":
             sys.argv = words[1:]
