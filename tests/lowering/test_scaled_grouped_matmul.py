@@ -89,6 +89,22 @@ def test_each_group_has_scales_for_rows_and_columns(layout: str, call: Callable[
     assert not moved.fallbacks
 
 
+@pytest.mark.parametrize("call", [_v1, pytest.param(_v2, marks=needs_v2)])
+@pytest.mark.parametrize("layout", ["rows", "columns", "inner", "batch"])
+def test_compiled(layout: str, call: Callable[..., Tensor]) -> None:
+    """torch's meta function of version 1 requires a column-major mat_b and a result in bfloat16."""
+    a, b, *rest = operands = LAYOUTS[layout].tensors()
+    on_xla = [*to("xla", (a, b.mT.contiguous())), *to("xla", rest)]
+
+    @torch.compile(backend="openxla", fullgraph=True)
+    def compiled(a: Tensor, b: Tensor, *rest: Any) -> Tensor:
+        return call(a, b.mT, *rest, out_dtype=torch.bfloat16)
+
+    with counts() as moved:
+        assert_same(compiled(*on_xla), _expected(*operands).bfloat16(), rtol=1e-2, atol=1e-2)
+    assert not moved.fallbacks
+
+
 @pytest.mark.parametrize("kinds", [(E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)], ids=str)
 @pytest.mark.parametrize("out", [None, torch.bfloat16, torch.float16])
 def test_dtypes(kinds: tuple[torch.dtype, torch.dtype], out: torch.dtype | None) -> None:

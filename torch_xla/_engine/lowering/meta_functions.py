@@ -67,12 +67,34 @@ def _join_sequences(dense: torch.Tensor, offsets: list[torch.Tensor], total: int
     return dense.new_empty((total, *dense.shape[2:]))
 
 
+def _scaled_grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: list[torch.Tensor],
+    recipe_a: list[int],
+    swizzle_a: list[int],
+    scale_b: list[torch.Tensor],
+    recipe_b: list[int],
+    swizzle_b: list[int],
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    *_: Any,
+) -> torch.Tensor:
+    """Infer the result for torch.compile; when the call is recorded, the recorder checks operands and scales."""
+    if offs is None and not a.dim() == b.dim() == 3:
+        raise ValueError("Have to provide offsets if there is a 2d matrix")
+    groups = () if a.dim() != b.dim() else (b.shape[0],) if offs is None else (offs.shape[0],)
+    return a.new_empty((*groups, a.shape[-2], b.shape[-1]), dtype=out_dtype or torch.bfloat16)
+
+
 _RESULTS: dict[str, Callable[..., Any]] = {
     "_ctc_loss.Tensor": _ctc_loss,
     "_ctc_loss_backward.Tensor": _empty_like(1),
     "_logcumsumexp": _empty_like(0),
     "_padded_dense_to_jagged_forward": _join_sequences,
     "_sample_dirichlet": _empty_like(0),
+    "_scaled_grouped_mm_v2": _scaled_grouped_mm,
     "_standard_gamma_grad": _empty_like(0),
     "binomial": _empty_like(0),
     "geqrf": _geqrf,
