@@ -2,14 +2,10 @@
 
 #include <ATen/Parallel.h>
 #include <c10/core/InferenceMode.h>
-#include <fcntl.h>
 #include <pthread.h>
-#include <unistd.h>
 
-#include <array>
 #include <atomic>
 #include <chrono>
-#include <cstdio>
 #include <cstdlib>
 #include <deque>
 #include <exception>
@@ -19,6 +15,7 @@
 #include <thread>
 
 #include "threading/openmp.h"
+#include "threading/scheduling_times.h"
 #include "threading/wait_policy.h"
 
 namespace torch_xla::handlers {
@@ -36,33 +33,6 @@ void name_calling_thread() {
   pthread_setname_np(pthread_self(), "xla_cpu_kernels");  // at most 15 characters
 #endif
 }
-
-// How long the calling thread was ready to run while others had the cores; 0 where the operating system does not tell.
-class RunQueueTime {
- public:
-  RunQueueTime() : file_(open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)) {}
-  ~RunQueueTime() {
-    if (file_ >= 0) {
-      close(file_);
-    }
-  }
-  RunQueueTime(const RunQueueTime&) = delete;
-  RunQueueTime& operator=(const RunQueueTime&) = delete;
-
-  std::chrono::nanoseconds read() const {
-    std::array<char, 100> text{};  // time on a core, time in the queue, number of time slices
-    long long running = 0;
-    long long waiting = 0;
-    if (file_ < 0 || pread(file_, text.data(), text.size() - 1, 0) <= 0 ||
-        std::sscanf(text.data(), "%lld %lld", &running, &waiting) != 2) {
-      waiting = 0;
-    }
-    return std::chrono::nanoseconds(waiting);
-  }
-
- private:
-  const int file_;
-};
 
 class KernelThread {
  public:

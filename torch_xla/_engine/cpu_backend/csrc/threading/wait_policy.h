@@ -5,16 +5,23 @@
 // the kernel thread waited for a core: a few percent of the time on a quiet machine, up to half of it beside a process of
 // the same kind.
 //
-//  policy   time of kernels with it  waiting for a core  next policy
-//  active   less than a window       any                 active
-//  active   a window                 little              active; the next pause is the shortest again
-//  active   a window                 much                passive for a pause; the next pause is twice as long
-//  passive  less than the pause      any                 passive
-//  passive  the pause                any                 active
+//  policy   time of kernels with it  waiting for a core  others had a core   next policy
+//  active   less than a window       any                 any                 active
+//  active   a window                 little              any                 active; the next pause is the shortest again
+//  active   a window                 much                not measured        active; others are measured from now on
+//  active   a window                 much                little              active: the process waits for itself
+//  active   a window                 much                much, or not known  passive for a pause; the next is twice as long
+//  passive  less than the pause      any                 any                 passive
+//  passive  the pause                any                 any                 active
+//
+// Threads of XLA's pool that compute or spin make the kernel thread wait as well. Sleeping does not help then.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
+
+#include "threading/scheduling_times.h"
 
 namespace torch_xla::handlers {
 
@@ -24,7 +31,7 @@ class WaitPolicy {
   using Duration = std::chrono::nanoseconds;
 
   static constexpr Duration kWindow = std::chrono::milliseconds(50);
-  static constexpr double kMuch = 0.3;  // of the time
+  static constexpr double kMuch = 0.3;  // of the time; others: of one core
   static constexpr Duration kShortestPause = std::chrono::milliseconds(250);
   static constexpr Duration kLongestPause = std::chrono::seconds(4);
 
@@ -37,25 +44,45 @@ class WaitPolicy {
     if (time_ < (is_passive_ ? pause_ : kWindow)) {
       return;
     }
-    if (is_passive_) {
-      is_passive_ = false;
-    } else if (waiting_ >= kMuch * time_) {
-      is_passive_ = true;
-      pause_ = next_pause_;
-      next_pause_ = std::min(2 * next_pause_, kLongestPause);
-    } else {
-      next_pause_ = kShortestPause;
-    }
+    const bool has_waited = waiting_ >= kMuch * time_;
     time_ = Duration(0);
     waiting_ = Duration(0);
+    if (is_passive_) {
+      is_passive_ = false;
+    } else if (has_waited) {
+      become_passive_if_loaded();
+    } else {
+      measured_.reset();
+      next_pause_ = kShortestPause;
+    }
   }
 
  private:
+  struct Load {
+    std::chrono::steady_clock::time_point time;
+    std::optional<Duration> others;  // CPU time of other processes until then
+  };
+
+  void become_passive_if_loaded() {
+    const Load now{std::chrono::steady_clock::now(), read_cpu_time_of_others()};
+    if (measured_ && is_loaded(*measured_, now)) {
+      is_passive_ = true;
+      pause_ = next_pause_;
+      next_pause_ = std::min(2 * next_pause_, kLongestPause);
+    }
+    measured_ = now;
+  }
+
+  static bool is_loaded(const Load& before, const Load& now) {
+    return !before.others || !now.others || *now.others - *before.others >= kMuch * (now.time - before.time);
+  }
+
   bool is_passive_ = false;
   Duration time_{0};
   Duration waiting_{0};
   Duration pause_ = kShortestPause;
   Duration next_pause_ = kShortestPause;
+  std::optional<Load> measured_;  // at the end of the last window with much waiting
 };
 
 }  // namespace torch_xla::handlers
