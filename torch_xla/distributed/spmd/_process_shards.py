@@ -128,9 +128,10 @@ class _GatherShard(torch.autograd.Function):
         if layout.shard.size > 1:
             value = _pad(value, layout.dim, layout.chunk * layout.shard.size)
             value = collectives.reduce_scatter("sum", value, layout.dim, layout.shard.groups)
-            value = value.narrow(layout.dim, 0, layout.own_range()[1])
+        # Still padded: all replica groups run one program, and the last shards are smaller than others.
         if layout.replicate is not None and layout.replicate.size > 1:
             (value,) = collectives.all_reduce("sum", [value], groups=layout.replicate.groups)
+        value = value.narrow(layout.dim, 0, layout.own_range()[1])
         return (value * reduction.scale).to(ctx.dtype), None, None, None
 
 
