@@ -1,4 +1,4 @@
-"""What a step costs the host when its program is known: one op, the update of 160 parameters, and captured steps.
+"""What a step costs the host when its program is known: an upload, one op, 160 parameters, and captured steps.
 
     python -m benchmarks.launching                       this checkout
     python -m benchmarks.launching --against FOLDER      and another one (a worktree of an older commit), in turns
@@ -34,6 +34,17 @@ def one_op() -> Callable[[], None]:
     def step() -> None:
         nonlocal x
         x = x + 1.5
+
+    return step
+
+
+def upload() -> Callable[[], None]:
+    import torch
+
+    batch = torch.ones(64, 256)
+
+    def step() -> None:
+        batch.to("xla")
 
     return step
 
@@ -90,6 +101,7 @@ def jax_arrays(count: int) -> Callable[[], None]:
 SYNCED: dict[str, Callable[[], Callable[[], None]]] = {"one op": one_op, "160 parameters": parameters}
 #: What is measured itself.
 CALLED: dict[str, Callable[[], Callable[[], None]]] = {
+    "upload of 64 KB": upload,
     "captured, 160 parameters, SGD": partial(capture_training, "SGD"),
     "jax.jit of 320 donated arrays": partial(jax_arrays, 320),
     "captured, 160 parameters, AdamW": partial(capture_training, "AdamW"),

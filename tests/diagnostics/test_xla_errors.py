@@ -46,7 +46,7 @@ def _failing(monkeypatch: pytest.MonkeyPatch, where: str, text: str) -> Iterator
         elif where == "reading":
             patch.setattr(transfers.np, "asarray", _Raises(text))
         else:
-            patch.setattr(transfers.jax, "device_put", _Raises(text))
+            patch.setattr(pjrt_execution, "put_host_array", _Raises(text))
         yield
         program_cache.cache.clear()
 

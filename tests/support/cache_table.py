@@ -41,6 +41,9 @@ _engine/aot/program_collector:_by_text  the StableHLO for the target, or the nod
 _engine/aot/program_collector:_runs     the number of a program in this collector
 _engine/aot/program_collector:step_runs the number of a program in this collector, replaced at each step
 cli/plan/planner:results                the target and the values of the options; one planner has one script
+_engine/compat/pjrt_execution:_aval     the shape and dtype that it describes
+_engine/compat/pjrt_execution:_on_device the device that it names
+_engine/compat/pjrt_execution:raw_device_put no arguments; a function of the installed jaxlib
 _engine/compat/pjrt_execution:transfer_guard no arguments; names of the installed jax, whose state is read at each use
 _engine/compat/pjrt_execution:x64_setter no arguments; names of the installed jax, whose state is read at each use
 _engine/compat/flex_attention:without_dynamo the function itself, which torch defines once

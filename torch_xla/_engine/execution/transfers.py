@@ -70,8 +70,8 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
         with recorder.enable_x64():
             buffer = spmd.upload(host, place)
             buffer = buffer.reshape(own.shape) if flat else buffer
-            # The caller may overwrite its tensor after the return.
-            buffer.block_until_ready()
+            if not shares:  # the caller may overwrite its tensor after the return
+                buffer.block_until_ready()
     metrics.metric("OutboundData", metrics.format_bytes).add(host.nbytes)
     _record_provenance("upload")
     _log.info("to xla:%d: %s%s", ordinal, tensor.dtype, list(tensor.shape))

@@ -22,7 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import sharding_ids
-from torch_xla._engine.compat import sharding
+from torch_xla._engine.compat import pjrt_execution, sharding
 from torch_xla._engine.device import abstract_device, devices
 from torch_xla._engine.device.abstract_device import AbstractArray
 from torch_xla._engine.job import replicas
@@ -117,11 +117,10 @@ def upload_sharding(layout: Layout, parts: bool = False) -> Iterator[None]:
 def upload(host: np.ndarray, device: jax.Device) -> jax.Array:
     """Upload a host array to the device; with SPMD to all devices, replicated unless ``upload_sharding`` is active.
 
-    With SPMD this records the sharding of the next buffer.
+    Requires ``enable_x64``. With SPMD this records the sharding of the next buffer.
     """
     if not replicas.is_spmd():
-        buffer: jax.Array = jax.device_put(host, device, may_alias=False)
-        return buffer
+        return pjrt_execution.put_host_array(host, device)
     layout = upload_sharding_for(host.shape)
     if not _uploads.parts or layout is replicated_sharding():
         return reshard(host, layout)
