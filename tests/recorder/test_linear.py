@@ -291,3 +291,17 @@ def test_direct_call_of_linear_backward() -> None:
         except (RuntimeError, IndexError):
             continue
         assert sizes[0] != () and [tuple(t.shape) for t in found] == [sizes[0], sizes[2], (5,)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("product", [lambda a, b: (a @ b).mT, lambda a, b: a.mT @ b.mT, lambda a, b: (a @ b).mT + a])
+@pytest.mark.parametrize("lead", [(), (3,)])
+def test_transposed_products_of_16_bits_add_up_in_float32(
+    lead: tuple[int, ...], product: Callable[[Tensor, Tensor], Tensor], dtype: torch.dtype
+) -> None:
+    """Only the result is rounded. In 16 bits, the sums of 256 products have eight times this error."""
+    a, b = torch.randn(*lead, 256, 256).to(dtype), torch.randn(*lead, 256, 256).to(dtype)
+    exact = product(a.double(), b.double())
+    found = product(a.to("xla"), b.to("xla")).cpu().double()
+    error = (found - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+    assert error < 0.5 * torch.finfo(dtype).eps, error
