@@ -92,7 +92,8 @@ def _run_rank(rank: int, size: int, start: float, folder: Path) -> None:
         file = folder / f"{rank}.part"
         file.write_text(json.dumps(_join_and_fetch(rank, size, start)))
         file.rename(folder / f"{rank}.json")
-        while not (folder / "ended").exists():  # rank 0 hosts the key-value store
+        # Rank 0 hosts the coordination service: jax terminates a process that sees the service end before it.
+        while not (folder / ("others_ended" if rank == 0 else "reported")).exists():
             time.sleep(_POLL)
         code = 0
     except BaseException:
@@ -118,30 +119,34 @@ def run_job(processes: int, size: int) -> StartupRun:
     }  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="torch_xla-startup-") as name:
         folder, start = Path(name), time.monotonic()
-        children = set()
+        children = []
         for rank in range(processes):
             child = os.fork()
             if child == 0:
                 _run_rank(rank, size, start, folder)
-            children.add(child)
+            children.append(child)
         _wait_for_reports(children, folder, processes)
         reports = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(processes)]
     return summarize(reports, size)
 
 
-def _wait_for_reports(children: set[int], folder: Path, processes: int) -> None:
-    failed = False
+def _wait_for_reports(children: list[int], folder: Path, processes: int) -> None:
+    """Wait until each rank has reported and ended, rank 0 (the first of ``children``) after the others."""
+    running, failed = set(children), False
     while not failed and len(list(folder.glob("*.json"))) < processes:
         time.sleep(_POLL)
         ended, status = os.waitpid(-1, os.WNOHANG)
         failed = ended != 0 and status != 0
-        children.discard(ended)
-    (folder / "ended").touch()
+        running.discard(ended)
     if failed:
-        for child in children:
+        for child in running:
             os.kill(child, 9)
-    for child in children:
-        os.waitpid(child, 0)
+    (folder / "reported").touch()
+    for child in children[1:] + children[:1]:
+        if child == children[0]:
+            (folder / "others_ended").touch()
+        if child in running:
+            failed |= os.waitpid(child, 0)[1] != 0
     if failed:
         raise RuntimeError(f"a process of a job of {processes} failed")
 
