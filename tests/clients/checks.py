@@ -31,11 +31,13 @@ def library(name: str) -> Any:
 
 
 @contextmanager
-def on_xla(model: nn.Module | None = None, dtypes: Iterable[torch.dtype] = (torch.float32,)) -> Iterator[Counts]:
-    """No operation of the block runs on the CPU instead; afterwards all parameters are on xla, in these dtypes."""
+def on_xla(
+    model: nn.Module | None = None, dtypes: Iterable[torch.dtype] = (torch.float32,), on_cpu: Iterable[str] = ()
+) -> Iterator[Counts]:
+    """Only the operations ``on_cpu`` of the block run there; afterwards all parameters are on xla, in these dtypes."""
     with counts() as moved:
         yield moved
-    assert not moved.fallbacks, moved.fallbacks
+    assert set(moved.fallbacks) == set(on_cpu), moved.fallbacks
     assert moved.executions > 0
     if model is not None:
         assert_lives_on_xla(model, dtypes)

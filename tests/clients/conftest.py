@@ -5,6 +5,7 @@ Their own warnings are theirs; one of torch_xla's is an error here, too.
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
@@ -14,6 +15,9 @@ os.environ.update(
 )
 
 import pytest
+
+from tests.clients.recompilations import Messages
+from torch_xla._engine.diagnostics.recompilation_tracker import RecompilationTracker, tracker
 
 HERE = Path(__file__).parent
 #: Of each library what stands for the rest: make test-clients-sample.
@@ -54,3 +58,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.filterwarnings("ignore", "error:torch_xla"), append=False)
             if item.name in SAMPLE:
                 item.add_marker(pytest.mark.sample)
+
+
+@pytest.fixture
+def messages(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Messages:
+    """The explanations of changing graphs that were logged so far, as in a new process."""
+    for name, value in vars(RecompilationTracker()).items():
+        monkeypatch.setattr(tracker, name, value)
+    caplog.set_level(logging.WARNING, "torch_xla.recompilation")
+    return lambda: [r.getMessage() for r in caplog.records if r.name == "torch_xla.recompilation"]

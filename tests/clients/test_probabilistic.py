@@ -2,46 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-import torch_xla
 from tests.clients import checks
-from tests.support.helpers import counts
-from torch_xla._engine.diagnostics.recompilation_tracker import RecompilationTracker, tracker
+from tests.clients.recompilations import Messages, losses_of
 from torch_xla.debug import recompilation
-
-Messages = Callable[[], list[str]]
-
-
-@pytest.fixture
-def messages(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Messages:
-    """The explanations of changing graphs that were logged so far, as in a new process."""
-    for name, value in vars(RecompilationTracker()).items():
-        monkeypatch.setattr(tracker, name, value)
-    caplog.set_level(logging.WARNING, "torch_xla.recompilation")
-    return lambda: [r.getMessage() for r in caplog.records if r.name == "torch_xla.recompilation"]
-
-
-def losses_of(step: Callable[[int], float | torch.Tensor], count: int) -> tuple[list[float], int]:
-    """The losses of all steps, and how many new graphs there were from the fifth one on."""
-
-    def run(first: int, last: int) -> list[float]:
-        found = []
-        for number in range(first, last):
-            loss = step(number)
-            torch_xla.sync()
-            found.append(float(loss))
-        return found
-
-    losses = run(0, 4)
-    with counts() as moved:
-        losses += run(4, count)
-    return losses, moved["UncachedSyncTensors"] + moved["InterpretedGraphs"]
 
 
 def test_gpytorch(messages: Messages) -> None:

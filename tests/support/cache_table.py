@@ -74,6 +74,7 @@ _engine/cpu_backend/malloc_tuning:retain_free_memory no arguments; returns nothi
 _engine/compilation/native_executable:_empty_scalars sharding (by value, with its devices) and dtype of an array
     without elements
 _engine/execution/value_errors:_launched not a cache: results of checks that wait for a sync or read
+_engine/execution/value_errors:_asserted not a cache: assertions whose value no program has computed yet
 _engine/execution/op_by_op:_executables test: test_functions_with_other_callbacks_are_other_functions
 _engine/execution/op_by_op:_sequences   test: test_functions_with_other_callbacks_are_other_functions
 _engine/compilation/program_cache:cache test: test_functions_with_other_callbacks_are_other_functions

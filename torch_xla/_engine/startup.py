@@ -28,7 +28,7 @@ from torch_xla._engine.diagnostics import (
     recompilation_tracker,
     step_timings,
 )
-from torch_xla._engine.execution import background_threads, barrier, eager_mode, executor, transfers
+from torch_xla._engine.execution import background_threads, barrier, eager_mode, executor, transfers, value_errors
 from torch_xla._engine.lowering import RULES, composites, decompose, decompositions, load_rules, recorder_ops
 from torch_xla._engine.lowering.rules import custom_call, jax_call, recurrent
 from torch_xla._engine.parallel import collective_ops, shutdown, spmd
@@ -69,6 +69,7 @@ def initialize() -> None:
     collective_ops.define()
     for operators in (jax_call, custom_call, composites, fused_optimizers, recurrent):
         operators.define()
+    value_errors.define()
     load_rules()
     partitioning.set_partition_count(spmd.partition_count)
     lax_scan.use_int32_scan_counters()

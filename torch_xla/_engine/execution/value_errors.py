@@ -1,7 +1,12 @@
-"""Raises torch's error for values that a program found to be out of range (lowering/value_checks.py).
+"""Raises torch's error for values that a program finds out of range (lowering/value_checks.py), and for assertions.
 
     launch                     sync(), a read, a wait
     the result is queued ----> inspected, in the order of the launches; the first failure is raised
+
+An assertion (torch._assert_async) waits before that until a program has computed its value:
+
+    _assert_async              sync(), a read, a wait
+    kept with its message ---> has a value: queued; has none: kept
 
 The program has run when the error is raised: its values, which replace the donated ones, are those that it computed. So
 a step that fails loses nothing, and the next step runs. sync() and reads inspect the results that are ready, which
@@ -15,8 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
-from torch_xla._engine.base import messages
+from torch_xla._engine import recorder
+from torch_xla._engine.base import messages, user_frames
+from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.compilation.graph_function import CheckedOps
 from torch_xla._engine.diagnostics import observer
@@ -34,8 +42,42 @@ class _Launched:
     ops: CheckedOps
     line: str  # the user's line that launched it
 
+    def find_error(self) -> Exception | None:
+        """Return the error of the first failed check; waits for the row."""
+        row = np.asarray(self.row)
+        return _error(self, *map(int, row)) if row[0] else None
 
-_launched: dict[int, deque[_Launched]] = defaultdict(deque)  # by device, oldest first
+
+@dataclass(frozen=True, slots=True)
+class _Asserted:
+    """The value of an assertion that a program has computed."""
+
+    row: Any  # a jax.Array: whether the assertion failed
+    assertion: _Assertion
+
+    def find_error(self) -> Exception | None:
+        """Return the error of the assertion if it failed; waits for the value."""
+        return self.assertion.error() if np.asarray(self.row).item() else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Assertion:
+    """A call of torch._assert_async: a tensor that is true if the assertion fails, its message, and the user's line."""
+
+    failed: torch.Tensor
+    message: str
+    line: str
+
+    def error(self) -> Exception:
+        cause = f"the value that torch._assert_async checks at {self.line} is zero; its program has run"
+        fix = "correct the values that it is computed from; the tensors of the step have the values that it computed"
+        return RuntimeError(messages.compose(self.message, cause, fix))
+
+
+_launched: dict[int, deque[_Launched | _Asserted]] = defaultdict(deque)  # by device, oldest first
+_asserted: dict[int, list[_Assertion]] = {}  # by device: those without a value, oldest first
+_lock = fork_safe_lock()  # of _asserted
+_library = torch.library.Library("aten", "IMPL")
 
 _AFTER = "it has run, and its tensors have the values that it computed"
 _AT_INDEX = "index {value} is out of bounds for dimension {dim} with size {size}"
@@ -79,8 +121,45 @@ def note_launch(run: GraphRun, row: Any, ops: CheckedOps) -> None:
     _launched[run.device].append(_Launched(row, ops, line))
 
 
+def define() -> None:
+    """Implement torch._assert_async for xla tensors."""
+    _library.impl("_assert_async", _assert_async, "XLA")
+    _library.impl("_assert_async.msg", _assert_async, "XLA")
+
+
+def assertion_count(device: int) -> int:
+    """Return how many assertions wait for a value."""
+    return len(_asserted.get(device, ()))
+
+
+def _assert_async(condition: torch.Tensor, message: str | None = None) -> None:
+    if condition.numel() != 1:
+        values = "more than one value" if condition.numel() else "no values"
+        raise RuntimeError(f"Boolean value of Tensor with {values} is ambiguous")
+    if message is None:
+        message = "Expected Tensor with single nonzero value, but got zero"
+    assertion = _Assertion(condition == 0, message or "Assertion is failed", user_frames.user_line())
+    with _lock:
+        _asserted.setdefault(condition.device.index, []).append(assertion)
+
+
+def _queue_assertions(device: int) -> None:
+    """Queue the assertions whose value a program has computed or is computing."""
+    with _lock:
+        waiting = _asserted.pop(device, [])
+        for assertion in waiting:
+            (node,) = recorder.bindings().nodes_of([assertion.failed])
+            if node.buffer is None:
+                _asserted.setdefault(device, []).append(assertion)
+            else:
+                row = replica_program.to_local_array(node.buffer)
+                _launched[device].append(_Asserted(row, assertion))
+
+
 def raise_ready(device: int) -> None:
     """Raise the error of the first failed check among the launches that have ended; do not wait for others."""
+    if _asserted:
+        _queue_assertions(device)
     queue = _launched.get(device)
     while queue:
         if not queue[0].row.is_ready():
@@ -90,19 +169,21 @@ def raise_ready(device: int) -> None:
 
 def raise_all(device: int) -> None:
     """Wait for all launches of the device; raise the error of the first failed check."""
+    if _asserted:
+        _queue_assertions(device)
     queue = _launched.get(device)
     while queue:
         _inspect(queue)
 
 
-def _inspect(queue: deque[_Launched]) -> None:
+def _inspect(queue: deque[_Launched | _Asserted]) -> None:
     try:
         done = queue.popleft()
     except IndexError:  # another thread has inspected it
         return
-    row = np.asarray(done.row)
-    if row[0]:
-        raise _error(done, *map(int, row))
+    error = done.find_error()
+    if error is not None:
+        raise error
 
 
 def _error(done: _Launched, failure: int, node: int, dim: int, size: int, value: int) -> Exception:

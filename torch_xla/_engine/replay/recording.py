@@ -22,7 +22,7 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.compilation.compile_graph import CompiledProgram
-from torch_xla._engine.execution import step_closures
+from torch_xla._engine.execution import step_closures, value_errors
 from torch_xla._engine.execution.step_closures import StepClosure
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.recorder import source_info
@@ -117,6 +117,7 @@ class Recording:
         call, number_calls = self.arguments, traced_calls(self.walk.number_holders)
         assert call is not None
         reads, uploads = ScalarReads(self.scalars, self.trace), HostArguments(call)
+        assertions = value_errors.assertion_count(self.device)
         with self._traced_groups(), reads, uploads, NumberReads(), _captured_lines(), number_calls:
             args, kwargs = call.unflatten(arguments)
             result = self._function(*args, **kwargs)
@@ -131,6 +132,8 @@ class Recording:
         if uploads.other_use is not None:
             cause = f"it uses an argument that is a tensor on the CPU in {uploads.other_use}"
             self.fail(cause, "move the tensor to the device first, or before the call")
+        if value_errors.assertion_count(self.device) > assertions:
+            self.fail("it calls torch._assert_async, which a replay would not check", "assert after the call")
         self._copy_back_views()
         self._compare_host_tensors()
         changed = self.walk.guards.failed()
