@@ -110,6 +110,17 @@ def test_a_training_step(name: str, here: Target) -> None:
     assert found.collectives == ()
 
 
+def test_source_lines_of_the_target_only(here: Target) -> None:
+    """Programs for a target have the user's lines, programs of this process only if XLA_HLO_DEBUG asks for them."""
+
+    def dumped() -> str:
+        return torch_xla._XLAC._get_xla_tensors_hlo([torch.ones(3, device="xla") * 5])
+
+    assert "source_file" not in dumped()
+    assert "test_aot.py" in aot.compile(lambda x: x * 5, torch.ones(3), target=here).hlo()
+    assert "source_file" not in dumped()
+
+
 def test_dtypes_of_a_target(here: Target) -> None:
     """float64 is float32 in a program for a TPU, independent of the storage dtypes of this process's devices."""
     spec = recorded(lambda: torch.ones(3, dtype=torch.float64, device="xla") * torch.arange(3, device="xla"))

@@ -112,11 +112,11 @@ def compile(function: Callable[..., Any], *args: Any, target: str | Target, **kw
     )
     executor.sync_device(device)
     before = source_info.is_capturing()
-    hlo_metadata.enable()
     source_info.set_capture(True)
     try:
         result = function(*moved_args, **moved_kwargs)
-        lowered, spec = recorder.bindings().with_execution_lock(device, _lower_for_target, device, wanted)
+        with hlo_metadata.enabled():
+            lowered, spec = recorder.bindings().with_execution_lock(device, _lower_for_target, device, wanted)
     finally:
         source_info.set_capture(before)
     del result  # must be alive until here: tensors without references are not results of the graph

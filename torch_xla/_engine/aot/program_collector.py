@@ -218,11 +218,11 @@ class ProgramCollector:
     def collecting(self) -> Iterator[None]:
         """Collect every graph of this process within the block, with the source locations of their operations."""
         before = source_info.is_capturing()
-        hlo_metadata.enable()
         source_info.set_capture(True)
         observer.listeners.append(self)
         try:
-            yield
+            with hlo_metadata.enabled():
+                yield
         finally:
             observer.listeners.remove(self)
             source_info.set_capture(before)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
@@ -24,21 +25,35 @@ from torch_xla._engine.recorder.source_info import Origin
 
 T = TypeVar("T")
 
-_place: Any = None  # jax's user context, after enable()
+_place: Any = None  # jax's user context, made by the first enable() and kept
+_is_enabled = False
 
 
 def enable() -> None:
     """Attach metadata in all later compilations. Call before jax traces on another thread."""
-    global _place
+    global _place, _is_enabled
     if _place is None:
         for folder in OWN:
             source_info_util.register_exclusion(folder)
         _place = jax.make_user_context(None)
+    _is_enabled = True
+
+
+@contextmanager
+def enabled() -> Iterator[None]:
+    """Attach metadata in the compilations of the block, those of other threads included."""
+    global _is_enabled
+    before = _is_enabled
+    enable()
+    try:
+        yield
+    finally:
+        _is_enabled = before
 
 
 def is_enabled() -> bool:
     """Return whether compilations attach metadata."""
-    return _place is not None
+    return _is_enabled
 
 
 @functools.lru_cache(maxsize=4096)
@@ -53,8 +68,8 @@ def _caller(frame: Frame) -> Callable[[Callable[[], Any]], Any]:
 
 
 def with_metadata(op: str, origin: Origin | None, call: Callable[[], T]) -> T:
-    """Return ``call()``. After enable(), the HLO that it traces has the op's name and source location."""
-    if _place is None:
+    """Return ``call()``. If metadata is enabled, the HLO that it traces has the op's name and source location."""
+    if not _is_enabled:
         return call()
     name = op.split(".")[0]
     path = f"{origin.scope}/{name}" if origin is not None and origin.scope else name
