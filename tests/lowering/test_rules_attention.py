@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -115,6 +117,31 @@ def test_causal_blocks_read_only_the_keys_they_attend_to(monkeypatch: pytest.Mon
 def test_grouped_heads_and_scale() -> None:
     _assert_as_on_cpu(_inputs(6, 2, 5, 7), enable_gqa=True, scale=0.3)
     _assert_as_on_cpu(_inputs(6, 2, 5, 7), MASKS["float with a gradient"], enable_gqa=True)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("block", [attention.BLOCK_ELEMENTS, 2 * 6 * 2 * 7])
+def test_gradients_of_shared_heads_are_summed_in_the_products(
+    is_causal: bool, block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "BLOCK_ELEMENTS", block)
+    call = attention.Attention(0.5, is_causal)
+    q, k, v = (jnp.asarray(t.numpy()) for t in _inputs(6, 2, 6, 7))
+    out, lse = attention.attention_forward(call, q, k, v, None)
+
+    def backward(per_head: bool) -> Callable[..., tuple[Any, ...]]:
+        return lambda *x: attention.attention_backward(call, *x[:4], None, *x[4:], False, per_head)
+
+    arrays = jnp.cos(out), q, k, v, out, lse
+    dq, dk, dv, _ = backward(False)(*arrays)
+    _, each_key, each_value, _ = backward(True)(*arrays)
+    assert (dk.shape, dv.shape, each_key.shape) == (k.shape, v.shape, (2, 6, 7, 8))
+    expected = jax.grad(lambda *x: jnp.sum(jnp.sin(attention.attention_forward(call, *x, None)[0])), (0, 1, 2))(q, k, v)
+    summed = (each.reshape(2, 2, 3, *each.shape[2:]).sum(2) for each in (each_key, each_value))
+    for found, reference in zip((dq, dk, dv, *summed), (*expected, *expected[1:]), strict=True):
+        np.testing.assert_allclose(found, reference, rtol=1e-4, atol=1e-5)
+    for per_head in (False, True):
+        assert ("f32[2,2,3,7,8]" in str(jax.make_jaxpr(backward(per_head))(*arrays))) == per_head
 
 
 def test_three_dimensions() -> None:

@@ -111,7 +111,7 @@ def _backward(
     call = Attention(options.scale, options.causal)
     bias = _combined_bias(options.scale, ab, q_ids, kv_ids)
     dq, dk, dv, dab = attention_backward(call, grad, q, k, v, bias, out, logsumexp, wants_ab)
-    gradients = dq, dk[:, :, 0].astype(k.dtype), dv[:, :, 0].astype(v.dtype)
+    gradients = dq, dk.astype(k.dtype), dv.astype(v.dtype)
     return (
         gradients if not wants_ab or dab is None or ab is None else (*gradients, (dab * options.scale).astype(ab.dtype))
     )

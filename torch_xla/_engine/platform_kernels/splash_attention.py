@@ -67,7 +67,7 @@ def backward(
             dq, dk, dv, _ = attention_backward(
                 options.attention, grad, q, k, v, _same_segment_mask(ids), out, sums, False
             )
-            return dq, jnp.sum(dk, 2).astype(k.dtype), jnp.sum(dv, 2).astype(v.dtype)
+            return dq, dk.astype(k.dtype), dv.astype(v.dtype)
 
         return platform_dependent(default, *arrays, tpu=_backward_tpu(options) if _tpu_supports(*arrays[1:4]) else None)
 

@@ -20,7 +20,7 @@ from torch_xla._engine.base import partitioning
 from torch_xla._engine.lowering import cpu_kernel_call, flash_attention_cuda
 from torch_xla._engine.lowering.cast import convert
 from torch_xla._engine.lowering.platform_dispatch import platform_dependent
-from torch_xla._engine.lowering.registry import LoweringRuleContext, TensorSpec, lower
+from torch_xla._engine.lowering.registry import LoweringRuleContext, lower
 from torch_xla._engine.lowering.rules.matmul import precision_for
 
 Maybe = jax.Array | None
@@ -205,13 +205,18 @@ def attention_forward(
 
 def attention_backward(
     call: Attention, grad: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe, out: jax.Array,
-    logsumexp: jax.Array, wants_bias: bool,
+    logsumexp: jax.Array, wants_bias: bool, per_head: bool = False,
 ) -> tuple[jax.Array, jax.Array, jax.Array, Maybe]:  # fmt: skip
-    """Return the gradients of query, key, value and bias; of key and value as [batch, group, head in group, ...]."""
+    """Return the gradients of query, key, value and bias; [batch, head, row, ...].
+
+    Those of key and value are accumulated in float32 or wider. With ``per_head`` they have one part for each head of
+    query; else the heads that share a key are summed in the products.
+    """
     groups, rows = key.shape[1], query.shape[2]
     if _is_empty(query, key, value):
-        each = query.shape[0], groups, query.shape[1] // max(groups, 1)
-        of_key, of_value = (jnp.zeros((*each, *x.shape[2:]), _accumulation_dtype(x.dtype)) for x in (key, value))
+        count = query.shape[1] if per_head else groups
+        shapes = ((x.shape[0], count, *x.shape[2:]) for x in (key, value))
+        of_key, of_value = (jnp.zeros(shape, _accumulation_dtype(query.dtype)) for shape in shapes)
         return jnp.zeros_like(query), of_key, of_value, None if bias is None else jnp.zeros_like(bias)
     q, do, o = (_group_heads(x, groups) for x in (query, grad, out))
     grouped = _grouped_bias(bias, groups)
@@ -219,6 +224,13 @@ def attention_backward(
     biases = _split_bias(grouped, n)
     # a log-sum-exp stored in 16 bits (XLA_USE_BF16) is too inexact: the sums are recomputed
     known = logsumexp.dtype.itemsize >= 4
+    parts_per_group = q.shape[2] if per_head else 1
+
+    def sum_over_rows(weights: jax.Array, x: jax.Array) -> jax.Array:
+        """Return the products summed over the rows, as [batch, group, parts_per_group, key, ...]."""
+        if parts_per_group == q.shape[2]:
+            return contract("bghls,bghld->bghsd", weights, x)
+        return contract("bghls,bghld->bgsd", weights, x)[:, :, None]
 
     def block(sums: tuple[jax.Array, jax.Array], x: Any) -> Any:
         q, do, o, lse, own_bias, number = x
@@ -232,14 +244,14 @@ def attention_backward(
         narrow = (inner if slope is None else inner * slope).astype(q.dtype)
         dropped = call.dropped(weights, number).astype(do.dtype)
         sums = (
-            sums[0] + contract("bghls,bghld->bghsd", narrow, q) * call.scale,
-            sums[1] + contract("bghls,bghld->bghsd", dropped, do),
+            sums[0] + sum_over_rows(narrow, q) * call.scale,
+            sums[1] + sum_over_rows(dropped, do),
         )
         dq = (contract("bghls,bgsd->bghld", narrow, k) * call.scale).astype(query.dtype)
         return sums, (dq, inner if wants_bias else None)
 
     lse = _group_heads(logsumexp, groups)
-    heads, dtype = q.shape[:3], _accumulation_dtype(query.dtype)
+    heads, dtype = (*q.shape[:2], parts_per_group), _accumulation_dtype(query.dtype)
     zeros = jnp.zeros((*heads, *key.shape[2:]), dtype), jnp.zeros((*heads, *value.shape[2:]), dtype)
     parts = [_split(x, n) for x in (q, do, o, lse)]
     inner: Any = None
@@ -261,6 +273,7 @@ def attention_backward(
     dbias = None
     if bias is not None and wants_bias:
         dbias = _sum_to(_join(inner, rows).reshape(*query.shape[:3], -1), bias.shape).astype(bias.dtype)
+    dk, dv = (x.reshape(x.shape[0], -1, *x.shape[3:]) for x in (dk, dv))
     return _join(dq, rows).reshape(query.shape), dk, dv, dbias
 
 
@@ -300,7 +313,7 @@ def _attend(call: Attention, query: jax.Array, key: jax.Array, value: jax.Array,
 
 def _attend_backward(
     call: Attention, grad: jax.Array, query: jax.Array, key: jax.Array, value: jax.Array, bias: Maybe,
-    out: jax.Array, logsumexp: jax.Array, wants_bias: bool,
+    out: jax.Array, logsumexp: jax.Array, wants_bias: bool, per_head: bool = False,
 ) -> tuple[Any, ...]:  # fmt: skip
     """Compute ``attention_backward``, with ATen's CPU kernel where it is profitable, or with a kernel on a GPU."""
     operands = [grad, query, key, value, out, logsumexp]
@@ -311,14 +324,14 @@ def _attend_backward(
         and cpu_kernel_call.all_float32(*operands)
     )
     if not has_cuda_kernel and not has_cpu_kernel:
-        return attention_backward(call, grad, query, key, value, bias, out, logsumexp, wants_bias)
+        return attention_backward(call, grad, query, key, value, bias, out, logsumexp, wants_bias, per_head)
     call = replace(call, key_data=None)  # unused without dropout; xla_lowering must close over no array
 
     def xla_lowering(
         grad: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array, out: jax.Array, lse: jax.Array
     ) -> tuple[jax.Array, ...]:
         dq, dk, dv, _ = attention_backward(call, grad, q, k, v, None, out, lse, False)
-        return dq, dk.reshape(k.shape).astype(k.dtype), dv.reshape(v.shape).astype(v.dtype)
+        return dq, dk.astype(k.dtype), dv.astype(v.dtype)
 
     if has_cuda_kernel:
         dq, dk, dv = platform_dependent(xla_lowering, *operands, cuda=flash_attention_cuda.backward(call))
@@ -327,7 +340,7 @@ def _attend_backward(
         dq, dk, dv = cpu_kernel_call.cpu_kernel_call(
             "attention_backward", xla_lowering, operands, outs, causal=call.is_causal, scale=call.scale
         )
-    return dq, dk[:, :, None], dv[:, :, None], None
+    return dq, dk, dv, None
 
 
 @lower("aten::_scaled_dot_product_efficient_attention", random=True)
@@ -355,22 +368,10 @@ def _attention_backward(
     key_data = jnp.stack([seed.astype(np.uint32), offset.astype(np.uint32)])
     call = Attention(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
     lse = logsumexp[:, :, : query.shape[2]]
-    dq, dk, dv, dbias = _attend_backward(call, grad, query, key, value, bias, out, lse, mask[3])
-    return (
-        dq,
-        _reduce_shared_heads(dk, ctx.out_specs[1]).astype(key.dtype),
-        _reduce_shared_heads(dv, ctx.out_specs[2]).astype(value.dtype),
-        dbias,
-    )
-
-
-def _reduce_shared_heads(gradient: jax.Array, out: TensorSpec) -> jax.Array:
-    """Convert per-head gradients of a shared key or value to the output spec: torch 2.15 declares the sum over heads.
-
-    torch 2.11 to 2.14 declare one gradient per head.
-    """
-    per_head = gradient.reshape(gradient.shape[0], -1, *gradient.shape[3:])
-    return per_head if per_head.shape == out[0] else jnp.sum(gradient, 2)
+    # For heads that share a key, torch 2.11 to 2.14 declare a gradient for each head, torch 2.15 their sum.
+    per_head = ctx.out_specs[1][0][1] == query.shape[1]
+    dq, dk, dv, dbias = _attend_backward(call, grad, query, key, value, bias, out, lse, mask[3], per_head)
+    return dq, dk.astype(key.dtype), dv.astype(value.dtype), dbias
 
 
 def _sum_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
