@@ -119,6 +119,15 @@ def test_grouped_heads_and_scale() -> None:
     _assert_as_on_cpu(_inputs(6, 2, 5, 7), MASKS["float with a gradient"], enable_gqa=True)
 
 
+def test_recorded_gradients_of_shared_heads_are_their_sum() -> None:
+    """Whatever torch's meta function returns: the graph has the sum only."""
+    q, k, v = (t.to("xla").requires_grad_() for t in _inputs(6, 2, 5, 7))
+    gradients = torch.autograd.grad(F.scaled_dot_product_attention(q, k, v, enable_gqa=True).sum(), [k, v])
+    text = torch_xla._XLAC._get_xla_tensors_text(list(gradients))
+    assert "_scaled_dot_product_efficient_attention_backward" in text and "f32[2,2,7,8]" in text
+    assert "f32[2,6,7,8]" not in text, text
+
+
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("block", [attention.BLOCK_ELEMENTS, 2 * 6 * 2 * 7])
 def test_gradients_of_shared_heads_are_summed_in_the_products(

@@ -368,7 +368,7 @@ def _attention_backward(
     key_data = jnp.stack([seed.astype(np.uint32), offset.astype(np.uint32)])
     call = Attention(scale or 1 / math.sqrt(query.shape[3]), is_causal, dropout, key_data)
     lse = logsumexp[:, :, : query.shape[2]]
-    # For heads that share a key, torch 2.11 to 2.14 declare a gradient for each head, torch 2.15 their sum.
+    # In a traced graph of torch 2.11 to 2.13, heads that share a key have a gradient each; else it is their sum.
     per_head = ctx.out_specs[1][0][1] == query.shape[1]
     dq, dk, dv, dbias = _attend_backward(call, grad, query, key, value, bias, out, lse, mask[3], per_head)
     return dq, dk.astype(key.dtype), dv.astype(value.dtype), dbias

@@ -148,7 +148,7 @@ Gradients attention_backward(const Tensor& grad, const Tensor& query, const Tens
   at::AutoDispatchBelowADInplaceOrView guard;
   auto [dq, dk, dv, dbias] = at::_scaled_dot_product_efficient_attention_backward(
       grad, query, key, value, bias, out, logsumexp, seed, offset, dropout_p, mask, is_causal, scale);
-  // Before 2.14 torch returns a gradient per query head, also where several share a key head; from 2.15 on, their sum.
+  // Traced: up to torch 2.13 the meta function has a gradient per query head, also where several share a key head.
   return {dq, sum_head_groups(dk, key.sym_size(1)), sum_head_groups(dv, key.sym_size(1)), dbias};
 }
 

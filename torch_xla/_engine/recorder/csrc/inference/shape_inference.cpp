@@ -213,10 +213,27 @@ OutputSpecPtr infer_like(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   return dense && !formatted && !at::isQIntType(dtype) ? make_checked_spec(op, self.sizes(), dtype) : OutputSpecPtr();
 }
 
+// Infers the gradients of attention, each of the shape of its operand. Up to torch 2.13 the meta function returns those of
+// keys and values that several query heads share for each of these heads.
+OutputSpecPtr infer_attention_backward(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
+  if (op.name != "aten::_scaled_dot_product_efficient_attention_backward") {
+    return OutputSpecPtr();
+  }
+  auto output_spec = c10::make_intrusive<OutputSpec>();
+  for (const size_t operand : {1, 2, 3, 4}) {  // query, key, value, bias
+    const bool is_wanted = operand < 4 || (arguments[10].toBoolList().get(3) && !arguments[operand].isNone());
+    add_result(op, *output_spec, is_wanted ? arguments[operand].toTensor() : at::Tensor());
+  }
+  return output_spec;
+}
+
 }  // namespace
 
 OutputSpecPtr infer_uncached(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   if (OutputSpecPtr found = infer_like(op, arguments)) {
+    return found;
+  }
+  if (OutputSpecPtr found = infer_attention_backward(op, arguments)) {
     return found;
   }
   const bool in_place = op.functional != nullptr && !op.random;
