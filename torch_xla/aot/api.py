@@ -115,7 +115,7 @@ def compile(function: Callable[..., Any], *args: Any, target: str | Target, **kw
     source_info.set_capture(True)
     try:
         result = function(*moved_args, **moved_kwargs)
-        with hlo_metadata.enabled():
+        with hlo_metadata.record_locations():
             lowered, spec = recorder.bindings().with_execution_lock(device, _lower_for_target, device, wanted)
     finally:
         source_info.set_capture(before)

@@ -221,7 +221,7 @@ class ProgramCollector:
         source_info.set_capture(True)
         observer.listeners.append(self)
         try:
-            with hlo_metadata.enabled():
+            with hlo_metadata.record_locations():
                 yield
         finally:
             observer.listeners.remove(self)

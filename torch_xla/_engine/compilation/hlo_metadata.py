@@ -40,7 +40,7 @@ def enable() -> None:
 
 
 @contextmanager
-def enabled() -> Iterator[None]:
+def record_locations() -> Iterator[None]:
     """Attach metadata in the compilations of the block, those of other threads included."""
     global _is_enabled
     before = _is_enabled
