@@ -13,6 +13,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("KMP_DUPLICATE_LIB_OK", "True")
 os.environ.setdefault("KMP_INIT_AT_FORK", "FALSE")
 
+# Unbuffered, a print writes its text and the end of the line separately: lines of several processes would mix.
+os.environ.pop("PYTHONUNBUFFERED", None)
+
 import pytest
 import torch
 
