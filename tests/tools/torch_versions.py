@@ -95,7 +95,9 @@ class Environment:
         report = self.folder / "junit.xml"
         report.unlink(missing_ok=True)
         command = [self.interpreter, "-m", "pytest", "-q", f"--junitxml={report}", *arguments]
-        code = subprocess.run(command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}).returncode
+        # make() compiles no bytecode: the first import of a module stores it, or each process compiles torch and jax.
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}
+        code = subprocess.run(command, cwd=ROOT, env=environment).returncode
         return code, _outcome(report)
 
     def versions(self) -> list[str]:
