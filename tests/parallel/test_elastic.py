@@ -194,7 +194,7 @@ def test_a_job_loses_a_host_five_times(tmp_path: Path, seed: int) -> None:
     """Any rank, also rank 0; in interpreters that import all they need, as for users."""
     choice = random.Random(seed)
     killed = [choice.randrange(4) for _ in range(5)]
-    with running_job(tmp_path, [sys.executable]) as job:
+    with running_job(tmp_path, [sys.executable], PYTHONDONTWRITEBYTECODE="") as job:  # installed packages have bytecode
         pauses = [shrink_and_grow(job, rank, choice) for rank in killed]
         job.finish()
         check_run(job, killed)
