@@ -226,6 +226,72 @@ def test_a_held_gradient_survives_the_step_that_drops_it() -> None:
     assert counts()[0] >= 2
 
 
+#: What a program may hold of a parameter across replays.
+HELD: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "gradient": lambda weight: weight.grad,
+    "row of the gradient": lambda weight: weight.grad[0],
+    "detached gradient": lambda weight: weight.grad.detach(),
+    "copy of the gradient": lambda weight: weight.grad.clone(),
+    "row of the parameter": lambda weight: weight.detach()[0],
+    "transposed parameter": lambda weight: weight.detach().t(),
+    "copy of the parameter": lambda weight: weight.detach().clone(),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_held_tensors_have_the_values_of_eager(name: str) -> None:
+    """A step that overwrites the arrays of its parameters sees who holds them."""
+
+    def run(device: str) -> list[torch.Tensor]:
+        weight = nn.Parameter(torch.arange(6.0, device=device).reshape(2, 3))
+        optimizer = torch.optim.SGD([weight], lr=0.5, momentum=0.5)
+
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            nn.functional.linear(x, weight).square().sum().backward()
+            optimizer.step()
+
+        step = torch_xla.compile(step, replay=True) if device == "xla" else step
+        held = []
+        for i in range(12):
+            step(torch.full((1, 3), 0.1 * i, device=device))
+            if i in (6, 9):
+                held.append(HELD[name](weight))
+        assert not hasattr(weight.grad, "tag")
+        weight.grad.tag = True
+        step(torch.ones(1, 3, device=device))
+        assert not hasattr(weight.grad, "tag"), "each step makes another gradient"
+        return [tensor.cpu() for tensor in [*held, weight.detach(), weight.grad]]
+
+    found = run("xla")
+    assert counts()[0] >= 3
+    for here, expected in zip(found, run("cpu"), strict=True):
+        torch.testing.assert_close(here, expected)
+
+
+def test_a_replay_reuses_the_values_of_parameters() -> None:
+    """Parameters that the step views, and states, take the new arrays; gradients and the loss are other values."""
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    @torch_xla.compile(replay=True)
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    data = list(batches(12))
+    for x, y in data[:8]:
+        step(x, y)
+    before = met.counter_value("CreateDataHandles") or 0
+    for x, y in data[8:]:
+        step(x, y)
+    made = 1 + len(list(model.parameters()))
+    assert met.counter_value("CreateDataHandles") - before == 4 * made
+
+
 def test_a_written_tensor_of_another_shape_is_recorded() -> None:
     """A tensor that the step only writes to has no value to compare."""
 

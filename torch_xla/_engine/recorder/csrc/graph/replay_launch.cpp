@@ -59,7 +59,8 @@ std::optional<std::string> ReplayProgram::gather_source(Launch& launch, size_t i
   if (source.donated && !x->owns_alone_locked(value)) {
     return "a tensor whose value another tensor shares, such as one that state_dict() returned";
   }
-  launch.is_owned[i] = static_cast<char>(source.donated && !x->has_alias_locked() && value.weak_use_count() == 1);
+  launch.is_owned[i] =
+      static_cast<char>(source.donated && !x->is_memory_shared_locked() && value.weak_use_count() == 1);
   launch.values[i] = value;
   return std::nullopt;
 }

@@ -112,8 +112,8 @@ class XlaTensor final : public c10::TensorImpl {
   // Returns whether only this tensor and its memory refer to its value `node`, so that a program may overwrite it. The
   // device mutex is held.
   bool owns_alone_locked(const NodePtr& node) const;
-  // Returns whether it has or had a view or another tensor with its memory; the device mutex is held.
-  bool has_alias_locked() const { return static_cast<bool>(alias_); }
+  // Returns whether another tensor has its memory, such as a view; the device mutex is held.
+  bool is_memory_shared_locked() const { return alias_ && alias_.use_count() > 1; }
   // Returns a number that identifies this tensor among all that the device ever had.
   uint64_t serial() const { return serial_; }
   // Returns the view chain; empty for a tensor that is not a view.
