@@ -45,6 +45,19 @@ class Block(nn.Module):
         return self.drop(activate(self.linear(x))) * self.gain + self.shift * self.bias + self.extra[0]
 
 
+class LazyOptions(dict[str, Any]):
+    """A dictionary that makes its items when they are read, as libraries do that import on demand."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+
+    def items(self) -> Any:
+        return [("made", object())]
+
+    def __len__(self) -> int:
+        return 1
+
+
 class Task:
     """A model, its optimizer, and the step that trains it."""
 
@@ -53,6 +66,7 @@ class Task:
         self.model = nn.Sequential(Block(), nn.Linear(WIDTH, 1)).to("xla")
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.options = {"penalty": 0.0}
+        self.lazy = LazyOptions()
         self.active = ExitStack()
         self.seen: list[Any] = []
         self.step = torch_xla.compile(self._step, replay=replay)
@@ -67,7 +81,7 @@ class Task:
     def _step(self, x: torch.Tensor, factor: float) -> torch.Tensor:
         self.optimizer.zero_grad()
         with torch.enable_grad():
-            loss = (self.model(x.float()) * SCALE).square().mean() * factor
+            loss = (self.model(x.float()) * SCALE).square().mean() * factor * self.lazy.scale
             loss = loss + self.options["penalty"] * self.model[1].weight.square().sum()
         loss.backward()
         self.optimizer.step()
@@ -145,6 +159,8 @@ CHANGES: dict[str, tuple[Callable[[Task], Any], bool]] = {
     "a global number": (lambda t: set_global("SCALE", 2.0), True),
     "a global function": (lambda t: set_global("activate", half_tanh), True),
     "an item of a dictionary": (lambda t: t.options.update(penalty=0.5), True),
+    "an attribute of a dictionary": (lambda t: setattr(t.lazy, "scale", 0.5), True),
+    "a stored item of a dictionary that makes items": (lambda t: t.lazy.update(scale=1.0), True),
     "learning rate": (lambda t: t.optimizer.param_groups[0].update(lr=0.01), True),
     "betas": (lambda t: t.optimizer.param_groups[0].update(betas=(0.5, 0.9)), True),
     "a flag of the optimizer": (lambda t: t.optimizer.param_groups[0].update(amsgrad=False, maximize=True), True),

@@ -117,13 +117,15 @@ class ObjectWalk:
         if is_plain(value) or id(value) in self._seen:
             return
         self._seen[id(value)] = value
+        if isinstance(value, dict | list) and _is_user_class(type(value)):
+            self._enter_object(name, value)
         if isinstance(value, torch.Tensor):
             self._enter_tensor(name, value)
         elif isinstance(value, dict):
             self._enter_dict(name, value)
         elif isinstance(value, list):
-            self.guards.add("n", value, None, len(value), f"len({name})")
-            for i, item in enumerate(value):
+            self.guards.add("n", value, None, list.__len__(value), f"len({name})")
+            for i, item in enumerate(list.__iter__(value)):
                 self._hold("E" if is_plain(item) else "I", value, i, item, f"{name}[{i}]")
         elif isinstance(value, tuple | set | frozenset | deque):
             if isinstance(value, set | deque):
@@ -155,8 +157,9 @@ class ObjectWalk:
                 self.guards.add("n", hooks, None, len(hooks), f"the hooks of {name}")
 
     def _enter_dict(self, name: str, value: dict[Any, Any]) -> None:
-        self.guards.add("n", value, None, len(value), f"len({name})")
-        for key, item in value.items():
+        # The items that dict itself stores, as the recorder compares them: those that a class loads on demand are none.
+        self.guards.add("n", value, None, dict.__len__(value), f"len({name})")
+        for key, item in dict.items(value):
             label = f"{name}[{key!r}]" if isinstance(key, str | int) else f"{name}[{type(key).__name__}]"
             self._hold("e" if is_plain(item) else "i", value, key, item, label)
 
