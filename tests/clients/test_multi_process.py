@@ -33,7 +33,9 @@ def test_several(devices: int, tmp_path: Path) -> None:
 
 def told(where: str, folder: Path, devices: int, **variables: str) -> list[dict[str, Any]]:
     """What each rank has told, in order, but for its rank; losses fall."""
-    found = checks.program("multi_process_program", str(folder / where), str(devices), devices=max(devices, 1), **variables)
+    found = checks.program(
+        "multi_process_program", str(folder / where), str(devices), devices=max(devices, 1), **variables
+    )
     found.sort(key=lambda one: one["rank"])
     assert [one.pop("rank") for one in found] == list(range(max(devices, 1)))
     for job in CLOSE:
