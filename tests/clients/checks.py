@@ -38,7 +38,7 @@ def on_xla(
     with counts() as moved:
         yield moved
     assert set(moved.fallbacks) == set(on_cpu), moved.fallbacks
-    assert moved.executions or moved["InterpretedGraphs"]
+    assert moved.executions > 0
     if model is not None:
         assert_lives_on_xla(model, dtypes)
 

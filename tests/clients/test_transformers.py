@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from tests.clients import checks
+from tests.support.helpers import counts
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.compilation import program_cache
 from torch_xla._engine.execution import compile_policy
@@ -240,10 +241,11 @@ def test_first_call_of_64_tokens(name: str, cache: str, monkeypatch: pytest.Monk
     monkeypatch.setitem(settings.__dict__, "TORCH_XLA_COMPILE_POLICY", "auto")
     program_cache.cache.clear()
     compile_policy.reset()
-    with checks.on_xla(model) as moved:
+    with counts() as moved:
         found = model.generate(words.to("xla"), **options)  # type: ignore[operator]
-    assert moved.compilations <= 8 and moved["InterpreterUnsupportedGraphs"] == 0
-    assert cache == "static" or moved["InterpretedGraphs"] >= 56
+    checks.assert_lives_on_xla(model)
+    assert not moved.fallbacks and moved.compilations <= 8 and moved["InterpreterUnsupportedGraphs"] == 0
+    assert moved.executions > 0 if cache == "static" else moved["InterpretedGraphs"] >= 56
     assert found.cpu().tolist() == expected.generate(words, **options).tolist()  # type: ignore[operator]
 
 

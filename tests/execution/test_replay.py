@@ -42,6 +42,19 @@ def make_model(dropout: bool = False) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), *drop, nn.Linear(8, 3)).to("xla")
 
 
+def make_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., torch.Tensor]:
+    """A step that trains the model on a batch and returns the loss."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
 def batches(count: int, size: int = 5) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Batches on the device, the same in each call."""
     generator = torch.Generator().manual_seed(1)
@@ -154,14 +167,7 @@ def test_state_that_is_loaded_between_calls_is_read() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         average = copy.deepcopy(model)
 
-        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-            optimizer.zero_grad()
-            loss = nn.functional.cross_entropy(model(x), y)
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        step = torch_xla.compile(step, replay=replay)
+        step = torch_xla.compile(make_step(model, optimizer), replay=replay)
         losses, saved = [], None
         for i, (x, y) in enumerate(batches(14)):
             losses.append(step(x, y))
@@ -274,14 +280,7 @@ def test_a_replay_reuses_the_values_of_parameters() -> None:
     model = make_model()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    @torch_xla.compile(replay=True)
-    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        return loss
-
+    step = torch_xla.compile(make_step(model, optimizer), replay=True)
     data = list(batches(12))
     for x, y in data[:8]:
         step(x, y)

@@ -6,7 +6,7 @@ recorder compares the flat lists in C++ (csrc/graph/object_guards.h).
 
     object                                     guarded                            entered
     number, text, None, dtype                  equal, by its holder               -
-    dict, list                                 size and items                     yes
+    dict, list                                 size, items as stored              yes; of the user's: attributes, too
     tuple, set                                 identity (a plain tuple: equal)    yes
     nn.Module, Optimizer, LRScheduler          __dict__                           yes
     object of a class in the user's files      __dict__, attributes of the class  yes, and its methods
