@@ -392,6 +392,26 @@ def reads_of_some() -> None:
     torch_xla.sync()
 
 
+def empty_tensors() -> None:
+    """Collectives of empty tensors have empty results; a program may use only empty tensors."""
+    world = xm.xrt_world_size()
+    empty = torch.empty(0, device="xla")
+    torch_xla.sync()
+    assert (xm.all_reduce("sum", torch.ones(3, device="xla")) + empty.sum()).tolist() == [world] * 3
+    results: list[tuple[torch.Tensor, tuple[int, ...]]] = []
+    for rows, columns in ((0, world), (world, 0), (0, 0)):
+        for dtype in (torch.float32, torch.bool):
+            x = torch.zeros(rows, columns, dtype=dtype, device="xla")
+            results += [(xm.all_reduce(op, x), (rows, columns)) for op in ("sum", "mul", "min")]
+            results += [(xm.reduce_scatter(op, x, 1.0, 0, world), (rows // world, columns)) for op in ("sum", "mul")]
+            results += [(xm.all_gather(x, 0), (rows * world, columns)), (xm.all_gather(x, 1), (rows, columns * world))]
+            results += [(xm.all_to_all(x, 0, 1, world), (rows // world, columns * world))]
+            results += [(xm.collective_permute(x, [[r, (r + 1) % world] for r in range(world)]), (rows, columns))]
+    torch_xla.sync()
+    for result, shape in results:
+        assert result.cpu().shape == shape
+
+
 def odd_ends() -> None:
     """Ranks may differ in ops that are not collectives, and may drop results."""
     world, rank = xm.xrt_world_size(), xm.get_ordinal()
@@ -486,6 +506,7 @@ def everything(index: int) -> None:
     parts = (
         host_side,
         reads_of_some,
+        empty_tensors,
         odd_ends,
         training,
         differentiable,

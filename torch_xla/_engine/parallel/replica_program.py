@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -94,9 +95,20 @@ def replica_group(ordinals: tuple[int, ...]) -> ReplicaGroup:
 def shard_map_over(function: Callable[..., Any], members: ReplicaGroup) -> Callable[..., Any]:
     """Return the function of one replica as a program over the mesh of its replica group."""
     replicated = PartitionSpec()
-    return jax.shard_map(
-        function, mesh=members.sharding.mesh, in_specs=replicated, out_specs=replicated, check_vma=False
-    )
+
+    def map_nonempty(*arguments: jax.Array) -> list[jax.Array]:
+        # XLA rejects the call of the mapped function if it uses only empty arguments: they are made in the function.
+        def on_replica(*nonempty: jax.Array) -> list[jax.Array]:
+            remaining = iter(nonempty)
+            return function(*(next(remaining) if x.size else jnp.zeros(x.shape, x.dtype) for x in arguments))
+
+        mapped: Any = jax.shard_map(
+            on_replica, mesh=members.sharding.mesh, in_specs=replicated, out_specs=replicated, check_vma=False
+        )
+        results: list[jax.Array] = mapped(*(x for x in arguments if x.size))
+        return results
+
+    return map_nonempty
 
 
 def simulate_group(function: Callable[..., Any], members: ReplicaGroup) -> Callable[..., Any]:

@@ -54,6 +54,15 @@ def _positions(flat: Sequence[int]) -> Groups:
     return [[place[ordinal] for ordinal in group] for group in groups]
 
 
+def _make_empty(x: jax.Array, sizes: dict[int, int]) -> jax.Array:
+    """Return an array of x's shape with other sizes of some dimensions, and no elements.
+
+    XLA rejects an empty operand of collectives that move elements between dimensions.
+    """
+    shape = tuple(sizes.get(dim, size) for dim, size in enumerate(x.shape))
+    return jnp.zeros(shape, x.dtype)
+
+
 def _gather_over_groups(x: jax.Array, groups: Groups) -> jax.Array:
     return lax.all_gather(x, AXIS, axis_index_groups=groups)
 
@@ -93,6 +102,8 @@ _REDUCTIONS: dict[str, Callable[[jax.Array, Groups], jax.Array]] = {
 
 
 def _reduce_over_groups(x: jax.Array, op: str, groups: Groups) -> jax.Array:
+    if not x.size:
+        return x
     if x.dtype == jnp.bool_ and op in ("sum", "mul"):
         op = "or" if op == "sum" else "and"
     return _REDUCTIONS[op](_exchangeable(x), groups).astype(x.dtype)
@@ -113,16 +124,19 @@ def _scale(x: jax.Array, scale: Operand) -> jax.Array:
 
 @lower("torch_xla::all_gather")
 def _all_gather(x: jax.Array, dim: int, shards: int, groups: Sequence[int]) -> jax.Array:
+    if not x.size:
+        return _make_empty(x, {dim: x.shape[dim] * shards})
     gathered = lax.all_gather(_exchangeable(x), AXIS, axis=dim, axis_index_groups=_positions(groups), tiled=True)
     return gathered.astype(x.dtype)
 
 
 @lower("torch_xla::reduce_scatter")
 def _reduce_scatter(x: jax.Array, op: str, dim: int, shards: int, groups: Sequence[int]) -> jax.Array:
-    where = _positions(groups)
+    where, size = _positions(groups), x.shape[dim] // shards
+    if not x.size:
+        return _make_empty(x, {dim: size})
     if op == "sum" and x.dtype != jnp.bool_:
         return lax.psum_scatter(x, AXIS, scatter_dimension=dim, axis_index_groups=where, tiled=True)
-    size = x.shape[dim] // shards
     return lax.dynamic_slice_in_dim(_reduce_over_groups(x, op, where), _place_in_group(where) * size, size, dim)
 
 
@@ -137,6 +151,9 @@ def _place_in_group(groups: Groups) -> jax.Array:
 
 @lower("torch_xla::all_to_all")
 def _all_to_all(x: jax.Array, split: int, concat: int, shards: int, groups: Sequence[int]) -> jax.Array:
+    if not x.size:
+        sizes = {split: x.shape[split] // shards}
+        return _make_empty(x, sizes | {concat: sizes.get(concat, x.shape[concat]) * shards})
     parts = lax.all_to_all(_exchangeable(x), AXIS, split, concat, axis_index_groups=_positions(groups), tiled=True)
     return parts.astype(x.dtype)
 
@@ -171,7 +188,7 @@ def _gathered_slices(x: jax.Array, output: jax.Array, slices: Sequence[jax.Array
     """Gather all rows of the group, and select those that are sent to this replica."""
     mine = _place_in_group(groups)
     start, size, target = (_gather_over_groups(part, groups)[:, mine] for part in slices)
-    if 0 in (x.shape[0], output.shape[0]):
+    if not x.size or not output.size:
         return output
     row = lax.iota(np.int32, output.shape[0])[None]
     is_from = (row >= target[:, None]) & (row < (target + size)[:, None])  # [sender, row]
