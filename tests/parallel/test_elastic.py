@@ -35,11 +35,16 @@ JAX_ENDED = "coordination service"
 LIMIT = 240
 
 
+TORCHRUN = [*scripts.PYTHON, "-m", "torch.distributed.run", "--no-python"]
+#: Its workers are forks of a process that has imported torch and jax.
+FORKING = [sys.executable, "-m", "torch_xla.distributed.run"]
+
+
 class Job:
     """A running elastic job of up to four hosts. Owned by one test; ``close`` ends what is left."""
 
-    def __init__(self, folder: Path, python: Sequence[str], **environment: str) -> None:
-        self.folder, self._python, self._environment = folder, python, environment
+    def __init__(self, folder: Path, launcher: Sequence[str], **environment: str) -> None:
+        self.folder, self._launcher, self._environment = folder, launcher, environment
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._hosts: dict[str, subprocess.Popen[bytes]] = {}
         self._started = 0
@@ -63,8 +68,7 @@ class Job:
         environment |= self._environment
         options = ["--nnodes=3:4", "--nproc_per_node=1", "--max-restarts=100", "--rdzv-backend=c10d"]
         options += [f"--rdzv-endpoint=127.0.0.1:{self._store.port}", f"--rdzv-conf={RENDEZVOUS}", "--rdzv-id=job"]
-        program = ["--local-addr=127.0.0.1", "--no-python", *self._python, elastic_program.__file__, str(self.folder)]
-        command = [*self._python, "-m", "torch.distributed.run", *options, *program]
+        command = [*self._launcher, *options, "--local-addr=127.0.0.1", *program(self._launcher), str(self.folder)]
         with (self.folder / f"{name}.out").open("wb") as file:
             self._hosts[name] = subprocess.Popen(command, env=environment, stdout=file, stderr=subprocess.STDOUT)
 
@@ -119,9 +123,14 @@ class Job:
                 host.wait()
 
 
+def program(launcher: Sequence[str]) -> list[str]:
+    """Return the program of a worker, as the launcher takes it."""
+    return [*(scripts.PYTHON if launcher is TORCHRUN else []), elastic_program.__file__]
+
+
 @contextmanager
-def running_job(folder: Path, python: Sequence[str], **environment: str) -> Iterator[Job]:
-    job = Job(folder, python, **environment)
+def running_job(folder: Path, launcher: Sequence[str], **environment: str) -> Iterator[Job]:
+    job = Job(folder, launcher, **environment)
     try:
         for _ in range(4):
             job.start_host()
@@ -169,7 +178,7 @@ def check_run(job: Job, killed: Sequence[int]) -> None:
 
 
 def test_a_job_shrinks_and_grows(tmp_path: Path) -> None:
-    with running_job(tmp_path, scripts.PYTHON) as job:
+    with running_job(tmp_path, TORCHRUN) as job:
         shrink_and_grow(job, 2, random.Random(0))
         job.finish()
         check_run(job, [2])
@@ -177,7 +186,7 @@ def test_a_job_shrinks_and_grows(tmp_path: Path) -> None:
 
 def test_lost_hosts_are_restored_from_their_peers(tmp_path: Path) -> None:
     """Three processes continue from the snapshots of four, and a new host from those of the others."""
-    with running_job(tmp_path, scripts.PYTHON, TIERS="1") as job:
+    with running_job(tmp_path, TORCHRUN, TIERS="1") as job:
         shrink_and_grow(job, 2, random.Random(1))
         job.finish()
         check_run(job, [2])
@@ -191,26 +200,26 @@ def test_lost_hosts_are_restored_from_their_peers(tmp_path: Path) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(4))
 def test_a_job_loses_a_host_five_times(tmp_path: Path, seed: int) -> None:
-    """Any rank, also rank 0; in interpreters that import all they need, as for users."""
+    """Any rank, also rank 0."""
     choice = random.Random(seed)
     killed = [choice.randrange(4) for _ in range(5)]
-    with running_job(tmp_path, [sys.executable], PYTHONDONTWRITEBYTECODE="") as job:  # installed packages have bytecode
+    with running_job(tmp_path, FORKING, PYTHONDONTWRITEBYTECODE="") as job:  # installed packages have bytecode
         pauses = [shrink_and_grow(job, rank, choice) for rank in killed]
         job.finish()
         check_run(job, killed)
     print("seconds from kill to next step:", " ".join(f"{pause:.1f}" for pause in pauses))
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_ends_all(tmp_path: Path, rank: int) -> None:
-    """With one line, and torchrun starts all again: its store has the keys of the first attempt."""
+@pytest.mark.parametrize(("launcher", "rank"), [(TORCHRUN, 0), (TORCHRUN, 1), (FORKING, 1)])
+def test_a_killed_rank_ends_all(tmp_path: Path, launcher: list[str], rank: int) -> None:
+    """With one line, and the launcher starts all again: its store has the keys of the first attempt."""
     environment = os.environ | scripts.server_variables()
     environment |= {"PJRT_DEVICE": "CPU", "PAUSE": "0.1", "TORCH_XLA_COMPILE_POLICY": "compile"}
     environment |= {"OMP_NUM_THREADS": "1", "XLA_PERSISTENT_CACHE_PATH": str(tmp_path / "programs")}
     environment["XLA_FLAGS"] = fast_compile_flags.FLAGS
-    torchrun = [*scripts.PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    program = ["--max-restarts=2", "--no-python", *scripts.PYTHON, elastic_program.__file__, str(tmp_path)]
-    process = subprocess.Popen([*torchrun, *program], env=environment, stderr=subprocess.PIPE, text=True)
+    environment["PYTHONPATH"] = str(scripts.ROOT)
+    options = ["--standalone", "--nproc_per_node=2", "--max-restarts=2", *program(launcher), str(tmp_path)]
+    process = subprocess.Popen([*launcher, *options], env=environment, stderr=subprocess.PIPE, text=True)
     try:
         log = _wait_for_log(tmp_path, lambda log: len(log) >= 8)
         os.kill(next(e["pid"] for e in log if e["rank"] == rank), signal.SIGKILL)

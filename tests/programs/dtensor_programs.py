@@ -96,9 +96,7 @@ def tensor_parallel(mesh: DeviceMesh, row: DeviceMesh) -> None:
     x, target = torch.randn(2, 6, 8), torch.randint(12, (12,))
     # foreach ops of torch 2.11 are wrong on partial sums, such as the gradients of the norm, on gloo as well.
     foreach = None if torch.__version__ >= (2, 12) else False
-    ours, theirs = (
-        torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, foreach=foreach) for m in (model, reference)
-    )
+    ours, theirs = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, foreach=foreach) for m in (model, reference))
     for _ in range(2):
         for network, optimizer, device in ((model, ours, "xla"), (reference, theirs, "cpu")):
             optimizer.zero_grad()

@@ -6,7 +6,9 @@ import atexit
 import multiprocessing
 import os
 import sys
+import threading
 from contextlib import suppress
+from multiprocessing import util
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +19,13 @@ _SEND = PrivateApi(
     "_exit_function",
     "flushing of multiprocessing queues before the engine closes",
     "a process that ends right after queue.put() of an xla tensor hangs",
+)
+
+_RUN = PrivateApi(
+    "atexit",
+    "_run_exitfuncs",
+    "functions registered with atexit in workers of torch_xla.distributed.run",
+    "what a script does in such functions is not done",
 )
 
 _FREE = PrivateApi(
@@ -35,6 +44,28 @@ def flush_queues_before_atexit() -> None:
         return
     atexit.unregister(send)
     atexit.register(send)
+
+
+def run_exit_functions_of_child() -> None:
+    """Make this child of multiprocessing wait for its threads and run atexit functions at its end, as a main process.
+
+    Otherwise multiprocessing calls ``os._exit`` after its own exit functions. They still run first: queues are flushed.
+    """
+    run = _RUN.resolve_or_none()
+    if run is None:
+        _RUN.warn_missing()
+        return
+
+    def exit_like_main_process() -> None:
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        run()
+        if (code := getattr(sys, "_torch_xla_exit_code", None)) is not None:
+            del sys._torch_xla_exit_code  # type: ignore[attr-defined]
+            del code  # ends the process
+
+    util.Finalize(None, exit_like_main_process, exitpriority=-100)
 
 
 def reset_lock(lock: Any) -> None:

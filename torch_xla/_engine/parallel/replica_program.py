@@ -100,7 +100,10 @@ def shard_map_over(function: Callable[..., Any], members: ReplicaGroup) -> Calla
         # XLA rejects the call of the mapped function if it uses only empty arguments: they are made in the function.
         def on_replica(*nonempty: jax.Array) -> list[jax.Array]:
             remaining = iter(nonempty)
-            return function(*(next(remaining) if x.size else jnp.zeros(x.shape, x.dtype) for x in arguments))
+            results: list[jax.Array] = function(
+                *(next(remaining) if x.size else jnp.zeros(x.shape, x.dtype) for x in arguments)
+            )
+            return results
 
         mapped: Any = jax.shard_map(
             on_replica, mesh=members.sharding.mesh, in_specs=replicated, out_specs=replicated, check_vma=False

@@ -1,0 +1,93 @@
+"""torch_xla.distributed.run: workers that are forked from a process with torch, jax and torch_xla."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import scripts
+from torch_xla.distributed import run
+
+#: A module that a user preloads: imported once for all workers and attempts.
+PRELOADED = "import os\nPID = os.getpid()\n"
+
+SCRIPT = """
+import atexit, json, os, sys, threading, time
+import preloaded
+import torch, torch.distributed as dist
+rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+folder = sys.argv[1]
+
+def write(name, value):
+    with open(os.path.join(folder, f"{name}-{attempt}-{rank}"), "w") as file:
+        json.dump(value, file)
+
+def join_late():
+    time.sleep(0.3)
+    write("thread", "torch_xla" in sys.modules)
+
+dist.init_process_group("xla", init_method="xla://")
+total = torch.full((2,), 2.5 + rank, device="xla")
+dist.all_reduce(total)
+values = total.tolist()
+atexit.register(lambda: write("atexit", os.path.exists(os.path.join(folder, f"thread-{attempt}-{rank}"))))
+if attempt == 0 and rank == 1:
+    raise ValueError("the intended error")
+if attempt == 1:
+    write("result", {
+        "values": values, "name": __name__, "argv": sys.argv, "path": sys.path[0], "preloaded": preloaded.PID,
+        "pid": os.getpid(), "threads": torch.get_num_threads(),
+    })
+    threading.Thread(target=join_late).start()
+    dist.destroy_process_group()
+"""
+
+
+def _run(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PJRT_DEVICE": "CPU", "PYTHONPATH": f"{scripts.ROOT}:{cwd}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch_xla.distributed.run", "--standalone", "--nproc-per-node=2", *arguments]
+    return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=240)
+
+
+def test_workers_run_the_script_as_python_does(tmp_path: Path) -> None:
+    """The second attempt is forked from the same process; threads are joined before functions of atexit run."""
+    (tmp_path / "preloaded.py").write_text(PRELOADED)
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts" / "train.py"
+    script.write_text(SCRIPT)
+    options = ["--max-restarts=1", "--preload=preloaded", "scripts/train.py", str(tmp_path), "--flag"]
+    done = _run(options, tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "ValueError: the intended error" in done.stderr
+    read = {file.name: json.loads(file.read_text()) for file in tmp_path.glob("*-[01]-[01]")}
+    assert {name: read[name] for name in read if name.startswith(("thread-1", "atexit-1"))} == {
+        f"{name}-1-{rank}": True for name in ("thread", "atexit") for rank in (0, 1)
+    }
+    assert read["atexit-0-1"] is False
+    results = [read[f"result-1-{rank}"] for rank in (0, 1)]
+    for result in results:
+        assert result["values"] == [6.0, 6.0] and result["name"] == "__main__" and result["threads"] == 1
+        assert result["argv"] == [str(script), str(tmp_path), "--flag"] and result["path"] == str(script.parent)
+    servers = {result["preloaded"] for result in results}
+    assert len(servers) == 1 and not servers & {result["pid"] for result in results}
+
+
+def test_a_module_with_an_exit_code(tmp_path: Path) -> None:
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "train.py").write_text("import sys\nprint(__name__, __package__, sys.argv[1:])\nsys.exit(3)\n")
+    done = _run(["--module", "package.train", "one"], tmp_path)
+    assert done.returncode == 1
+    assert "__main__ package ['one']" in done.stdout and "exitcode  : 3" in done.stderr, done.stderr[-4000:]
+
+
+def test_another_program_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["--no-python", "program"])
+    assert "--no-python: the workers are forks of a Python process; use torchrun" in capsys.readouterr().err
