@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import array
 import math
 import random
 import threading
+import types
+from collections import ChainMap, UserList, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -58,6 +63,53 @@ class LazyOptions(dict[str, Any]):
         return 1
 
 
+class Window(deque[float]):
+    """A deque with an attribute."""
+
+    scale = 1.0
+
+
+class Pair(tuple[float, ...]):
+    """A tuple with attributes."""
+
+
+@dataclass(slots=True)
+class Slots:
+    """Values without a ``__dict__``."""
+
+    scale: float
+    inner: list[float]
+
+
+class Holders:
+    """What else holds numbers that a step reads: containers, arrays, and records."""
+
+    def __init__(self) -> None:
+        self.recent = deque([1.0], maxlen=1)
+        self.window = Window([1.0], maxlen=1)
+        self.names = {"one"}
+        self.pair = Pair([1.0])
+        self.pair.scale = 1.0  # type: ignore[attr-defined]
+        self.slots = Slots(1.0, [1.0])
+        self.table = np.ones(2)
+        self.words = array.array("d", [1.0])
+        self.bytes = bytearray(b"\x01")
+        self.arguments = argparse.Namespace(scale=1.0)
+        self.space = types.SimpleNamespace(scale=1.0)
+        self.chain = ChainMap({"scale": 1.0})
+        self.items = UserList([1.0])
+        self.source = {"scale": 1.0}
+        self.view = types.MappingProxyType(self.source)
+
+    def product(self) -> float:
+        """Read each of them."""
+        scale = 1.0 if "one" in self.names else 2.0
+        scale *= self.recent[0] * self.window[0] * self.window.scale * self.pair.scale  # type: ignore[attr-defined]
+        scale *= self.slots.scale * self.slots.inner[0] * float(self.table[1]) * self.words[0] * self.bytes[0]
+        scale *= self.items[0] * self.view["scale"]
+        return scale * float(self.arguments.scale * self.space.scale * self.chain["scale"])
+
+
 class Task:
     """A model, its optimizer, and the step that trains it."""
 
@@ -67,6 +119,7 @@ class Task:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.options = {"penalty": 0.0}
         self.lazy = LazyOptions()
+        self.holders = Holders()
         self.active = ExitStack()
         self.seen: list[Any] = []
         self.step = torch_xla.compile(self._step, replay=replay)
@@ -82,6 +135,7 @@ class Task:
         self.optimizer.zero_grad()
         with torch.enable_grad():
             loss = (self.model(x.float()) * SCALE).square().mean() * factor * self.lazy.scale
+            loss = loss * self.holders.product()
             loss = loss + self.options["penalty"] * self.model[1].weight.square().sum()
         loss.backward()
         self.optimizer.step()
@@ -161,6 +215,24 @@ CHANGES: dict[str, tuple[Callable[[Task], Any], bool]] = {
     "an item of a dictionary": (lambda t: t.options.update(penalty=0.5), True),
     "an attribute of a dictionary": (lambda t: setattr(t.lazy, "scale", 0.5), True),
     "a stored item of a dictionary that makes items": (lambda t: t.lazy.update(scale=1.0), True),
+    "an item of a full deque": (lambda t: t.holders.recent.append(2.0), True),
+    "an item of the user's deque": (lambda t: t.holders.window.append(2.0), True),
+    "an attribute of a deque": (lambda t: setattr(t.holders.window, "scale", 2.0), True),
+    "an item of a set": (lambda t: (t.holders.names.clear(), t.holders.names.add("two")), True),
+    "the same items of a set": (lambda t: (t.holders.names.clear(), t.holders.names.add("one")), False),
+    "an attribute of a tuple": (lambda t: setattr(t.holders.pair, "scale", 2.0), True),
+    "a slot": (lambda t: setattr(t.holders.slots, "scale", 2.0), True),
+    "an item of a slot": (lambda t: t.holders.slots.inner.__setitem__(0, 2.0), True),
+    "an object in a slot": (lambda t: setattr(t.holders.slots, "inner", [2.0]), True),
+    "an element of a numpy array": (lambda t: t.holders.table.__setitem__(1, 2.0), True),
+    "the same elements of a numpy array": (lambda t: t.holders.table.fill(1.0), False),
+    "an element of an array": (lambda t: t.holders.words.__setitem__(0, 2.0), True),
+    "a byte": (lambda t: t.holders.bytes.__setitem__(0, 2), True),
+    "a parsed argument": (lambda t: setattr(t.holders.arguments, "scale", 2.0), True),
+    "an attribute of a namespace": (lambda t: setattr(t.holders.space, "scale", 2.0), True),
+    "an item of a chain of dictionaries": (lambda t: t.holders.chain.maps[0].update(scale=2.0), True),
+    "an item of a user list": (lambda t: t.holders.items.__setitem__(0, 2.0), True),
+    "an item behind a read-only view": (lambda t: t.holders.source.update(scale=2.0), True),
     "learning rate": (lambda t: t.optimizer.param_groups[0].update(lr=0.01), True),
     "betas": (lambda t: t.optimizer.param_groups[0].update(betas=(0.5, 0.9)), True),
     "a flag of the optimizer": (lambda t: t.optimizer.param_groups[0].update(amsgrad=False, maximize=True), True),

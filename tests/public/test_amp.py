@@ -52,7 +52,7 @@ POLICIES: dict[str, tuple[str, Callable[[Tensor, Tensor, Tensor], Tensor]]] = {
     "vector_norm": (FLOAT, lambda x, y, h: torch.linalg.vector_norm(h)),
     "layer_norm": (FLOAT, lambda x, y, h: F.layer_norm(h, (4,), x[0], y[0])),
     "group_norm": (FLOAT, lambda x, y, h: F.group_norm(h, 2)),
-    "rms_norm": (FLOAT, lambda x, y, h: F.rms_norm(h, (4,))),
+    "rms_norm": (FLOAT if torch.__version__ >= (2, 12) else LOWER, lambda x, y, h: F.rms_norm(h, (4,))),
     "mse_loss": (FLOAT, lambda x, y, h: F.mse_loss(h, x)),
     "l1_loss": (FLOAT, lambda x, y, h: F.l1_loss(h, h.flip(0))),
     "cross_entropy": (FLOAT, lambda x, y, h: F.cross_entropy(h, torch.arange(4, device=h.device))),

@@ -114,17 +114,19 @@ def _read(holder: Holder) -> Any:
     container, key = holder
     if key is None:
         return container.cell_contents
-    return vars(container)[key] if isinstance(container, type) else container[key]
+    if isinstance(container, dict | list):
+        return container[key]
+    return vars(container)[key] if isinstance(container, type) else getattr(container, key)
 
 
 def _assign(holder: Holder, value: Any) -> None:
     container, key = holder
     if key is None:
         container.cell_contents = value
-    elif isinstance(container, type):
-        setattr(container, key, value)
-    else:
+    elif isinstance(container, dict | list):
         container[key] = value
+    else:
+        setattr(container, key, value)
 
 
 def _restore_imports(modules: Iterable[str]) -> None:

@@ -7,9 +7,13 @@ recorder compares the flat lists in C++ (csrc/graph/object_guards.h).
     object                                     guarded                            entered
     number, text, None, dtype                  equal, by its holder               -
     dict, list                                 size, items as stored              yes; of the user's: attributes, too
-    tuple, set                                 identity (a plain tuple: equal)    yes
+    tuple                                      identity (a plain tuple: equal)    the same
+    set, deque                                 items                              the same
+    numpy array, array, bytearray              bytes, up to 64 KB                 -
     nn.Module, Optimizer, LRScheduler          __dict__                           yes
-    object of a class in the user's files      __dict__, attributes of the class  yes, and its methods
+    object of a class in the user's files      __dict__, __slots__, and           yes, and its methods
+                                               attributes of the class
+    namespace, dataclass, configuration        __dict__, __slots__                yes
     function of the user's files               cells, globals that it names       yes
     other function                             identity                           what it wraps
     tensor                                     identity, requires_grad, hooks     -
@@ -18,14 +22,19 @@ recorder compares the flat lists in C++ (csrc/graph/object_guards.h).
 
 from __future__ import annotations
 
+import argparse
+import array
+import dataclasses
 import functools
+import gc
 import sys
 import types
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from torch_xla._engine import recorder
@@ -37,7 +46,11 @@ _PLAIN = (
     torch.layout, range,
 )  # fmt: skip
 _WALKED = (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+#: Classes of libraries whose objects hold values that a step reads; see also ``_is_record_class``.
+_RECORDS = (argparse.Namespace, types.SimpleNamespace, UserDict, UserList, ChainMap)
+_CONFIGURATIONS = "Config", "ConfigDict", "Arguments"  # how the names of such classes end
 _MOST = 200_000  # guards: more take longer to check than most steps to record
+_MOST_BYTES = 1 << 16  # of an array that is compared: microseconds
 
 
 class TooManyObjects(Exception):
@@ -117,7 +130,7 @@ class ObjectWalk:
         if is_plain(value) or id(value) in self._seen:
             return
         self._seen[id(value)] = value
-        if isinstance(value, dict | list) and _is_user_class(type(value)):
+        if isinstance(value, dict | list | tuple | set | frozenset | deque) and _is_user_class(type(value)):
             self._enter_object(name, value)
         if isinstance(value, torch.Tensor):
             self._enter_tensor(name, value)
@@ -128,9 +141,15 @@ class ObjectWalk:
             for i, item in enumerate(list.__iter__(value)):
                 self._hold("E" if is_plain(item) else "I", value, i, item, f"{name}[{i}]")
         elif isinstance(value, tuple | set | frozenset | deque):
-            if isinstance(value, set | deque):
-                self.guards.add("n", value, None, len(value), f"len({name})")
+            if isinstance(value, set):
+                self.guards.add("s", value, None, frozenset(value), name)
+            elif isinstance(value, deque):
+                self.guards.add("d", value, None, tuple(value), name)
             self._left.extend((f"{name}[...]", item) for item in value)
+        elif isinstance(value, np.ndarray | array.array | bytearray):
+            self._enter_array(name, value)
+        elif isinstance(value, types.MappingProxyType):
+            self._left.extend((name, mapping) for mapping in gc.get_referents(value))
         elif isinstance(value, types.FunctionType):
             self._enter_function(name, value)
         elif isinstance(value, types.MethodType):
@@ -139,7 +158,7 @@ class ObjectWalk:
             self._left.extend([(name, value.func), (f"{name}.args", value.args), (f"{name}.keywords", value.keywords)])
         elif isinstance(value, type):
             self._enter_class(name, value)
-        elif isinstance(value, _WALKED) or _is_user_class(type(value)):
+        elif isinstance(value, _WALKED) or _is_user_class(type(value)) or _is_record_class(type(value)):
             self._enter_object(name, value)
 
     def _hold(self, kind: str, container: Any, key: Any, value: Any, name: str) -> None:
@@ -155,6 +174,14 @@ class ObjectWalk:
             hooks = getattr(value, attribute, None)
             if isinstance(hooks, dict):
                 self.guards.add("n", hooks, None, len(hooks), f"the hooks of {name}")
+
+    def _enter_array(self, name: str, value: np.ndarray[Any, Any] | array.array[Any] | bytearray) -> None:
+        try:
+            view = memoryview(value)  # type: ignore[arg-type]
+        except ValueError:  # a dtype without a buffer format, such as dates
+            return
+        if view.nbytes <= _MOST_BYTES and view.c_contiguous:
+            self.guards.add("b", value, None, view.tobytes(), name)
 
     def _enter_dict(self, name: str, value: dict[Any, Any]) -> None:
         # The items that dict itself stores, as the recorder compares them: those that a class loads on demand are none.
@@ -173,6 +200,10 @@ class ObjectWalk:
                 inner = "_modules", "_parameters", "_buffers"
                 label = name if key in inner else f"{name}.{key}"
                 self._hold("e" if is_plain(item) else "i", attributes, key, item, label)
+        for key in _slots(type(value)):
+            if hasattr(value, key):
+                item = getattr(value, key)
+                self._hold("a" if is_plain(item) else "A", value, key, item, f"{name}.{key}")
         self._left.append((type(value).__name__, type(value)))
 
     def _enter_class(self, name: str, value: type) -> None:
@@ -214,6 +245,26 @@ class ObjectWalk:
             item = vars(module)[name]
             kind = "e" if is_plain(item) else "i"
             self._hold(kind, vars(module), name, item, f"{module.__name__}.{name}")
+
+
+def _is_record_class(cls: type) -> bool:
+    """Whether objects of a library's class are records of values, such as options."""
+    return (
+        issubclass(cls, _RECORDS)
+        or dataclasses.is_dataclass(cls)
+        or hasattr(cls, "__attrs_attrs__")
+        or any(base.__name__.endswith(_CONFIGURATIONS) for base in cls.__mro__)
+    )
+
+
+def _slots(cls: type) -> list[str]:
+    """Return the attributes of a class's objects that are not in their ``__dict__``, as Python names them."""
+    return [
+        key
+        for base in cls.__mro__
+        for key, item in vars(base).items()
+        if isinstance(item, types.MemberDescriptorType) and not key.startswith("__")
+    ]
 
 
 def _is_user_module(module: Any) -> bool:

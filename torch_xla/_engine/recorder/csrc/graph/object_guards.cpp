@@ -37,14 +37,55 @@ Py_ssize_t size_of(PyObject* container) {
   return size;
 }
 
-bool has_attribute(PyObject* object, PyObject* name, PyObject* expected) {
+bool has_attribute(PyObject* object, PyObject* name, PyObject* expected, bool by_value) {
   PyObject* found = PyObject_GetAttr(object, name);
   if (found == nullptr) {
     PyErr_Clear();
     return false;
   }
-  const bool equal = is_equal(found, expected);
+  const bool equal = found == expected || (by_value && is_equal(found, expected));
   Py_DECREF(found);
+  return equal;
+}
+
+// For sets, which may be of another class than the expected one.
+bool is_equal_set(PyObject* set, PyObject* expected) {
+  const int equal = PyObject_RichCompareBool(set, expected, Py_EQ);
+  if (equal < 0) {
+    PyErr_Clear();
+  }
+  return equal == 1;
+}
+
+// Returns whether the items of a sequence without positions are those of the tuple; numbers and texts may be equal.
+bool has_items(PyObject* items, PyObject* expected) {
+  PyObject* iterator = PyObject_GetIter(items);
+  Py_ssize_t position = 0;
+  bool equal = iterator != nullptr;
+  for (PyObject* item = nullptr; equal && (item = PyIter_Next(iterator)) != nullptr; ++position) {
+    PyObject* wanted = position < PyTuple_GET_SIZE(expected) ? PyTuple_GET_ITEM(expected, position) : nullptr;
+    const bool by_value = wanted != nullptr && (PyFloat_Check(wanted) || PyLong_Check(wanted) ||
+                                                PyUnicode_Check(wanted) || PyBytes_Check(wanted));
+    equal = wanted != nullptr && (item == wanted || (by_value && is_equal(item, wanted)));
+    Py_DECREF(item);
+  }
+  Py_XDECREF(iterator);
+  if (PyErr_Occurred() != nullptr) {
+    PyErr_Clear();
+    return false;
+  }
+  return equal && position == PyTuple_GET_SIZE(expected);
+}
+
+bool has_bytes(PyObject* array, PyObject* expected) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(array, &view, PyBUF_C_CONTIGUOUS) != 0) {
+    PyErr_Clear();
+    return false;
+  }
+  const bool equal =
+      view.len == PyBytes_GET_SIZE(expected) && std::memcmp(view.buf, PyBytes_AS_STRING(expected), view.len) == 0;
+  PyBuffer_Release(&view);
   return equal;
 }
 
@@ -116,12 +157,26 @@ bool GuardTable::holds_items(const Guard* size) {
 }
 
 bool GuardTable::holds(const Guard& guard) {
-  PyObject* found = nullptr;  // borrowed
   switch (guard.kind) {
     case 'n':
       return size_of(guard.container) == guard.number;
+    case 's':
+      return is_equal_set(guard.container, guard.expected);
+    case 'd':
+      return has_items(guard.container, guard.expected);
+    case 'b':
+      return has_bytes(guard.container, guard.expected);
     case 'a':
-      return has_attribute(guard.container, guard.key, guard.expected);
+    case 'A':
+      return has_attribute(guard.container, guard.key, guard.expected, guard.kind == 'a');
+    default:
+      return holds_item(guard);
+  }
+}
+
+bool GuardTable::holds_item(const Guard& guard) {
+  PyObject* found = nullptr;  // borrowed
+  switch (guard.kind) {
     case 'c':
     case 'C':
       found = PyCell_GET(guard.container);

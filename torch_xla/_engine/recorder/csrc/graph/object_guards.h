@@ -6,9 +6,13 @@
 //  'I'    list        position    the item is this object
 //  'E'    list        position    the item equals this value
 //  'n'    dict, list  -           the number of items
+//  's'    set         -           equals this set
+//  'd'    deque       -           the items are those of this tuple, or equal them
+//  'b'    buffer      -           the bytes of the array are these
 //  'c'    cell        -           the contents are this object
 //  'C'    cell        -           the contents equal this value
 //  'a'    object      name        the attribute equals this value
+//  'A'    object      name        the attribute is this object
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -37,6 +41,7 @@ class GuardTable {
   };
 
   static bool holds(const Guard& guard);
+  static bool holds_item(const Guard& guard);
   static bool holds_items(const Guard* size);
   bool lists_all_items(size_t at) const;
 
