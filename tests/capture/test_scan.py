@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import pytest
 import torch
 import torch.nn.functional as F
@@ -406,6 +407,9 @@ def test_values_saved_in_host_memory(way: str) -> None:
     to_host, to_device = (
         [text.count(f'_xla_buffer_placement="{place}"') for text in bodies] for place in ("pinned_host", "device")
     )
+    if jax.__version_info__ < (0, 10, 2):  # programs for the CPU have no annotations
+        assert not bodies
+        return
     assert len(bodies) == 2, "one loop saves them, another one reads them"
     assert [(a > 0, b > 0) for a, b in zip(to_host, to_device, strict=True)] == [(True, False), (False, True)]
 

@@ -23,6 +23,9 @@ from torch_xla._engine.diagnostics import completion, metrics, profiler_spans
 from torch_xla._engine.recorder import source_info
 from torch_xla.debug import profiler as xp
 
+#: torch 2.11 warns in the first profile of a process.
+pytestmark = pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+
 
 def events(folder: Path) -> list[dict[str, Any]]:
     """Return the events of the only profile in a folder, in the format of Perfetto and TensorBoard."""

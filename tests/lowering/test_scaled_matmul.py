@@ -34,6 +34,11 @@ def _has_oracle() -> bool:
 needs_oracle = pytest.mark.skipif(not _has_oracle(), reason="this torch's CPU kernel takes one scale for each matrix")
 
 
+def _step(dtype: torch.dtype) -> float:
+    """The largest relative distance of two neighboring numbers: results may be rounded to either."""
+    return torch.finfo(dtype).eps * 1.04
+
+
 @pytest.mark.parametrize("out", [torch.float32, torch.bfloat16, torch.float16, None])
 @pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)], ids=str)
 def test_one_scale_for_each_matrix(dtypes: tuple[torch.dtype, torch.dtype], out: torch.dtype | None) -> None:
@@ -45,7 +50,7 @@ def test_one_scale_for_each_matrix(dtypes: tuple[torch.dtype, torch.dtype], out:
         return found.float()
 
     with counts() as moved:
-        same(multiply, *_matrices(*dtypes), *scales, rtol=0.13 if out is None else 1e-2, atol=1e-2)
+        same(multiply, *_matrices(*dtypes), *scales, rtol=_step(dtypes[0]) if out is None else 1e-2, atol=1e-2)
     assert not moved.fallbacks
 
 

@@ -266,12 +266,15 @@ def offload() -> None:
     torch.testing.assert_close(kept.detach().cpu(), x.exp())
     # Programs contain the memory kind of each value; on the CPU, both memories are the same.
     text = torch_xla._XLAC._get_xla_tensors_hlo([place_to_device(place_to_host(offloaded.detach() + 1))])
-    assert text.count("annotate_device_placement") == 2 and '_xla_buffer_placement="pinned_host"' in text
+    is_annotated = jax.__version_info__ >= (0, 10, 2)  # before, programs for the CPU have no annotations
+    assert text.count("annotate_device_placement") == 2 * is_annotated
+    assert ('_xla_buffer_placement="pinned_host"' in text) == is_annotated
     place = RULES["torch_xla::to_memory_kind"].function
     traced = jax.jit(lambda x: place(place(x * 3, True), False) + 1).trace(jax.ShapeDtypeStruct((8,), "float32"))
     for platform in ("cpu", "cuda", "tpu"):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
-        assert text.count("annotate_device_placement") == 2 and "pinned_host" in text
+        assert text.count("annotate_device_placement") == 2 * (is_annotated or platform != "cpu")
+        assert ("pinned_host" in text) == (is_annotated or platform != "cpu")
     with pytest.raises(ValueError, match="on cpu"):
         place_to_host(x)
 

@@ -68,6 +68,8 @@ def register_kernels(name: str, kernel: Callable[..., Any]) -> None:
         (key.XLA, own[key.CompositeExplicitAutograd]),
     ):
         found.py_impl(at)(_wrap_kernel(kernel, original))
+    # torch passes calls below the autocast of some devices only. DispatchKey does not list this key.
+    found.fallthrough(torch._C._dispatch_key_parse("AutocastXLA"))
 
 
 def _wrap_kernel(kernel: Callable[..., Any], original: Any) -> Callable[..., Any]:

@@ -49,13 +49,16 @@ def translate_xla_error(
     return XlaError("\n".join([_first_line(text), line, *_largest_results(graph)]))
 
 
+#: What XLA puts before the text of an error: more when it is read (jax 0.10.0) than when the program fails.
+_PREFIX = re.compile(r"^[A-Z_]+: (Buffer Definition Event: )?")
 #: The texts of the latest XLA errors that were raised to the user.
 _translated: deque[str] = deque(maxlen=64)
 
 
 def is_translated(text: str) -> bool:
     """Return whether an error with this text was raised already, also for a program that used the failed result."""
-    return any(text in raised or raised in text for raised in _translated)
+    cause = _PREFIX.sub("", text)
+    return any(cause in raised or _PREFIX.sub("", raised) in text for raised in _translated)
 
 
 class translate_xla_errors:

@@ -23,14 +23,15 @@ def convert(x: Operand, dtype: np.dtype | torch.dtype) -> jax.Array:
         value = value.real
     if jnp.issubdtype(value.dtype, jnp.floating) and dtype.kind in "iu":
         value = _wrap(value, dtype)
-    if dtype == _FLOAT8:
+    if dtype == _FLOAT8 and _SATURATES:
         value = jnp.clip(value.astype(np.float32), *_FLOAT8_LIMITS)  # XLA returns NaN where torch saturates
     return jnp.asarray(value.astype(dtype))
 
 
-# The only 8-bit float that saturates in torch, including infinities.
+#: The only 8-bit float that saturates in torch, including infinities, from torch 2.13 on; before, it becomes NaN.
 _FLOAT8 = dtypes.numpy_dtype(torch.float8_e4m3fn)
 _FLOAT8_LIMITS = (torch.finfo(torch.float8_e4m3fn).min, torch.finfo(torch.float8_e4m3fn).max)
+_SATURATES = bool(torch.tensor(1e4, device="cpu").to(torch.float8_e4m3fn).float().isfinite())
 
 
 def _wrap(value: Any, dtype: np.dtype) -> Any:

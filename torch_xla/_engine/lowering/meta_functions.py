@@ -95,6 +95,7 @@ _RESULTS: dict[str, Callable[..., Any]] = {
     "_padded_dense_to_jagged_forward": _join_sequences,
     "_sample_dirichlet": _empty_like(0),
     "_scaled_grouped_mm_v2": _scaled_grouped_mm,
+    "_standard_gamma": _empty_like(0),
     "_standard_gamma_grad": _empty_like(0),
     "binomial": _empty_like(0),
     "geqrf": _geqrf,

@@ -9,6 +9,7 @@ does not have.
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -158,7 +159,10 @@ def _assume_device(platform: str) -> AbstractContextManager[Any]:
     kind, cores, backend = _ASSUMED_DEVICES[platform]
     if jax.default_backend() == backend or mesh.abstract_device is not None:
         return nullcontext()
-    device = jax.sharding.AbstractDevice(device_kind=kind, num_cores=cores, platform=backend)
+    device_options: dict[str, Any] = {"device_kind": kind, "num_cores": cores}
+    if "platform" in inspect.signature(jax.sharding.AbstractDevice).parameters:  # jax 0.10.0: the kind tells it
+        device_options["platform"] = backend
+    device = jax.sharding.AbstractDevice(**device_options)
     return jax.sharding.use_abstract_mesh(mesh.update(abstract_device=device))
 
 

@@ -31,6 +31,10 @@ def _shard_alike(inputs: list[jax.Array]) -> list[jax.Array]:
     return list(shard_alike(*inputs))
 
 
+#: XLA's CPU compiler has no such annotation before this release of jax.
+_CPU_REJECTS_PLACEMENT = jax.__version_info__ < (0, 10, 2)
+
+
 @lower("torch_xla::to_memory_kind")
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _to_memory_kind_rule(x: jax.Array, host: bool) -> jax.Array:
@@ -39,6 +43,13 @@ def _to_memory_kind_rule(x: jax.Array, host: bool) -> jax.Array:
     jax.device_put leaves no annotation in a program for the CPU, where XLA ignores it; tools that read the HLO look for
     it on every platform.
     """
+    if _CPU_REJECTS_PLACEMENT:
+        placed: jax.Array = jax.lax.platform_dependent(x, cpu=lambda x: x, default=lambda x: _annotate(x, host))
+        return placed
+    return _annotate(x, host)
+
+
+def _annotate(x: jax.Array, host: bool) -> jax.Array:
     annotate = jax.ffi.ffi_call(
         "annotate_device_placement", x, has_side_effect=True, custom_call_api_version=1, vmap_method="broadcast_all"
     )

@@ -44,6 +44,14 @@ bool is_within_torch(c10::ArrayRef<c10::IValue> arguments) {
          (arguments[3].isNone() || arguments[3].toInt() >= 0);
 }
 
+// torch 2.11's meta function accepts negative strides.
+void check_strides(c10::ArrayRef<c10::IValue> arguments) {
+  const std::vector<int64_t> strides = arguments[2].toIntVector();
+  TORCH_CHECK(arguments[1].toIntVector().size() != strides.size() ||
+                  std::all_of(strides.begin(), strides.end(), [](int64_t stride) { return stride >= 0; }),
+              "as_strided: Negative strides are not supported at the moment, got strides: ", at::IntArrayRef(strides));
+}
+
 }  // namespace
 
 at::Tensor record_one_view(const Op& op, XlaTensor& base, c10::ArrayRef<c10::IValue> arguments) {
@@ -59,6 +67,9 @@ void record_view(const Op& op, torch::jit::Stack* stack) {
   const size_t n = op.kinds.size();
   const Tensor self = torch::jit::peek(*stack, 0, n).toTensor();
   XlaTensor& base = require_xla(op, self);
+  if (op.name == "aten::as_strided") {
+    check_strides(torch::jit::last(*stack, n));
+  }
   if (op.name == "aten::as_strided" && is_within_torch(torch::jit::last(*stack, n))) {
     // Strides and offset refer to the memory, not to the view.
     Tensor view = view_as_strided(base, torch::jit::peek(*stack, 1, n).toIntVector(),

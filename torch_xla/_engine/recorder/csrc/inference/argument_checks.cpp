@@ -1,6 +1,7 @@
 #include "inference/argument_checks.h"
 
 #include <ATen/Functions.h>
+#include <ATen/TensorUtils.h>
 
 #include <algorithm>
 #include <string>
@@ -147,7 +148,7 @@ void check_dtypes_agree(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
     }
     const at::ScalarType dtype = value.toTensor().scalar_type();
     if (first != at::ScalarType::Undefined && dtype != first) {
-      raise_cpu_error(op, arguments);
+      raise_cpu_error_with_dtypes(op, arguments);
       TORCH_CHECK(false, op.name, ": expected operands of one dtype, but got ", at::toString(first), " and ",
                   at::toString(dtype));
     }
@@ -184,11 +185,17 @@ void check_known_cases(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
     check_random(op, arguments);
   } else if (name == "aten::nll_loss_forward") {
     const at::ScalarType target = arguments[1].toTensor().scalar_type();
-    TORCH_CHECK(target == at::kLong || target == at::kByte, "expected target dtype to be Long or Byte, but got ",
-                at::toString(target));
+    if (target != at::kLong && target != at::kByte) {
+      raise_cpu_error(op, arguments);
+      TORCH_CHECK(false, "expected target dtype to be Long or Byte, but got ", at::toString(target));
+    }
   } else if (name == "aten::nll_loss2d_forward") {
     const at::ScalarType target = arguments[1].toTensor().scalar_type();
     TORCH_CHECK(target == at::kLong, "expected scalar type Long but found ", at::toString(target));
+  } else if (name == "aten::embedding") {
+    // torch 2.11's meta function accepts indices of any dtype. The message names the type of a tensor on the CPU.
+    const at::Tensor indices = at::empty({0}, arguments[1].toTensor().scalar_type());
+    at::checkScalarTypes("embedding", at::TensorArg(indices, "indices", 1), {at::kLong, at::kInt});
   } else if (name == "aten::linalg_lu_factor_ex" || name == "aten::linalg_lu") {
     const at::Tensor matrix = arguments[0].toTensor();
     TORCH_CHECK(arguments[1].toBool(),

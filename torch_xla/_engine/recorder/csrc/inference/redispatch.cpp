@@ -68,6 +68,21 @@ std::optional<torch::jit::Stack> raise_cpu_error(const Op& op, c10::ArrayRef<c10
 
 namespace {
 
+// Names the operator and the dtypes in an error of the CPU that names two dtypes only, as einsum of bfloat16 and bool.
+void explain_dtype_error(const Op& op, c10::ArrayRef<c10::IValue> arguments, const c10::Error& error) {
+  const std::string message = error.what_without_backtrace();
+  if (message.rfind("expected scalar type", 0) != 0) {
+    return;
+  }
+  std::string dtypes;
+  for (const auto& argument : arguments) {
+    if (argument.isTensor() && argument.toTensor().defined()) {
+      dtypes += (dtypes.empty() ? "" : " and ") + std::string(at::toString(argument.toTensor().scalar_type()));
+    }
+  }
+  TORCH_CHECK(false, message, " (", op.name, " of ", dtypes, "): convert the operands to one dtype with .to(dtype)");
+}
+
 // Substitutes zeros on the CPU for xla tensors of at most `max_elements` elements.
 DeviceSubstitution zeros_on_cpu(int64_t max_elements) {
   return {at::kCPU, [max_elements](const at::Tensor& t) {
@@ -91,6 +106,16 @@ void raise_for_structured_out(const Op& op, c10::ArrayRef<c10::IValue> arguments
 }
 
 }  // namespace
+
+std::optional<torch::jit::Stack> raise_cpu_error_with_dtypes(const Op& op, c10::ArrayRef<c10::IValue> arguments,
+                                                             int64_t max_elements) {
+  try {
+    return raise_cpu_error(op, arguments, max_elements);
+  } catch (const c10::Error& error) {
+    explain_dtype_error(op, arguments, error);
+    throw;
+  }
+}
 
 void raise_cpu_out_error(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results) {
   std::vector<c10::IValue> matching(arguments.begin(), arguments.end());

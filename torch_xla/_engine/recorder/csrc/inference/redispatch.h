@@ -30,6 +30,10 @@ torch::jit::Stack redispatch(const Op& op, c10::ArrayRef<c10::IValue> arguments,
 std::optional<torch::jit::Stack> raise_cpu_error(const Op& op, c10::ArrayRef<c10::IValue> arguments,
                                                  int64_t max_elements = 1 << 20);
 
+// The same; an error that names two dtypes only, as einsum of bfloat16 and bool, names the operator, too.
+std::optional<torch::jit::Stack> raise_cpu_error_with_dtypes(const Op& op, c10::ArrayRef<c10::IValue> arguments,
+                                                             int64_t max_elements = 1 << 20);
+
 // Raises the CPU's error for writing to outs of these dtypes, if it accepts outs of the results' dtypes.
 void raise_cpu_out_error(const Op& op, c10::ArrayRef<c10::IValue> arguments, c10::ArrayRef<c10::IValue> results);
 

@@ -63,21 +63,6 @@ bool has_value_dependent_shape(const Op& op) {
          op.handle.hasTag(at::Tag::data_dependent_output);
 }
 
-// Names the operator and the dtypes in an error of the CPU that names two dtypes only, as einsum of bfloat16 and bool.
-void explain_dtype_error(const Op& op, c10::ArrayRef<c10::IValue> arguments, const c10::Error& error) {
-  const std::string message = error.what_without_backtrace();
-  if (message.rfind("expected scalar type", 0) != 0) {
-    return;
-  }
-  std::string dtypes;
-  for (const auto& argument : arguments) {
-    if (argument.isTensor() && argument.toTensor().defined()) {
-      dtypes += (dtypes.empty() ? "" : " and ") + std::string(at::toString(argument.toTensor().scalar_type()));
-    }
-  }
-  TORCH_CHECK(false, message, " (", op.name, " of ", dtypes, "): convert the operands to one dtype with .to(dtype)");
-}
-
 torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> arguments) {
   if (op.name == "aten::_grouped_mm") {
     return {grouped_mm_on_meta(arguments)};
@@ -105,14 +90,9 @@ torch::jit::Stack results_on_meta(const Op& op, c10::ArrayRef<c10::IValue> argum
   } catch (const std::exception&) {
     compat::raise_interrupts();
     // Some meta functions reject what the kernels compute: bool << int, numbers that are complex by dtype only.
-    try {
-      auto results = raise_cpu_error(op, arguments, op.pointwise ? 1 << 26 : 1 << 20);
-      if (results && !has_value_dependent_shape(op)) {
-        return std::move(*results);
-      }
-    } catch (const c10::Error& error) {
-      explain_dtype_error(op, arguments, error);
-      throw;
+    auto results = raise_cpu_error_with_dtypes(op, arguments, op.pointwise ? 1 << 26 : 1 << 20);
+    if (results && !has_value_dependent_shape(op)) {
+      return std::move(*results);
     }
     throw;
   }
