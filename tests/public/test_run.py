@@ -24,7 +24,7 @@ rank, attempt = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_CO
 folder = sys.argv[1]
 
 def write(name, value):
-    with open(os.path.join(folder, f"{name}-{attempt}-{rank}"), "w") as file:
+    with open(os.path.join(folder, f"{name}-{attempt}-{rank}"), "x") as file:  # raises the second time
         json.dump(value, file)
 
 def join_late():
@@ -85,6 +85,30 @@ def test_a_module_with_an_exit_code(tmp_path: Path) -> None:
     done = _run(["--module", "package.train", "one"], tmp_path)
     assert done.returncode == 1
     assert "__main__ package ['one']" in done.stdout and "exitcode  : 3" in done.stderr, done.stderr[-4000:]
+
+
+FAILURE = """
+import atexit, torch, torch_xla, torch_xla.core.xla_model as xm
+
+def fail():
+    raise ValueError("the intended error")
+
+atexit.register(print, "function of atexit")
+torch.ones(2, device="xla")
+xm.add_step_closure(fail, run_async=True)
+torch_xla.sync()
+print("end of the script")
+"""
+
+
+def test_a_failure_in_the_background_fails_the_worker(tmp_path: Path) -> None:
+    """torch_xla's own functions of atexit run in the worker, after those of the script, and set the exit code."""
+    script = tmp_path / "train.py"
+    script.write_text(FAILURE)
+    done = _run(["--nproc-per-node=1", str(script)], tmp_path)
+    assert done.returncode == 1 and "exitcode  : 1" in done.stderr, done.stderr[-4000:]
+    assert "the intended error" in done.stderr
+    assert done.stdout.split("\n")[:2] == ["end of the script", "function of atexit"]
 
 
 def test_another_program_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,6 @@ Starts no backend and no thread: processes fork after importing.
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 from collections.abc import Callable
@@ -107,7 +106,7 @@ def initialize() -> None:
     manual_seed.patch_manual_seed()
     dataloader_timing.patch_dataloader()
     if settings.PT_XLA_DEBUG:
-        atexit.register(debug_analysis.write_exit_summary)
+        process_exit.register_at_exit(debug_analysis.write_exit_summary)
     serialization.patch_serialization()
     transformer_encoder.patch_transformer_encoder()
     fused_optimizers.patch_fused_optimizers()
@@ -127,13 +126,13 @@ def initialize() -> None:
     dispatcher.register_device_module("xla", device_module.public_module())
     devices.on_backend_start(persistent_cache.start_prefetch)
     os.register_at_fork(after_in_child=lambda: _abandon_devices(module))
-    atexit.register(shutdown.at_exit)  # registered before the next function, so it runs after it
-    atexit.register(lambda: module.close(threads=threading.active_count() > 1))
+    process_exit.register_at_exit(shutdown.at_exit)  # registered before the next function, so it runs after it
+    process_exit.register_at_exit(lambda: module.close(threads=threading.active_count() > 1))
     # Runs before the executables are destroyed, and after the threads that launch programs (data loading, cache
     # prefetch) have ended: those register later, so they end earlier.
-    atexit.register(completion.wait_at_exit)
-    atexit.register(persistent_cache.stop_prefetch)
-    atexit.register(background_threads.report_failures)  # threads that still run may use devices
+    process_exit.register_at_exit(completion.wait_at_exit)
+    process_exit.register_at_exit(persistent_cache.stop_prefetch)
+    process_exit.register_at_exit(background_threads.report_failures)  # threads that still run may use devices
     process_exit.flush_queues_before_atexit()
 
 

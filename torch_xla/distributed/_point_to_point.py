@@ -15,7 +15,6 @@ send. A send that is never waited for runs at the next collective, or at the end
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 import traceback
@@ -147,5 +146,5 @@ def _send_at_exit() -> None:
 
 
 # Registered after the engine's exit functions, so it runs before them, while the device exists.
-atexit.register(_send_at_exit)
+process_exit.register_at_exit(_send_at_exit)
 os.register_at_fork(after_in_child=_queued.clear)  # the parent sends its own messages

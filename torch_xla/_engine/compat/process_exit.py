@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import util
 from types import ModuleType
@@ -46,11 +47,28 @@ def flush_queues_before_atexit() -> None:
     atexit.register(send)
 
 
+#: What ``register_at_exit`` has registered, in this order.
+_registered: list[Callable[[], object]] = []
+
+
+def register_at_exit(function: Callable[[], object]) -> None:
+    """Register a function with atexit; ``run_exit_functions_of_child`` registers it again."""
+    _registered.append(function)
+    atexit.register(function)
+
+
 def run_exit_functions_of_child() -> None:
     """Make this child of multiprocessing wait for its threads and run atexit functions at its end, as a main process.
 
-    Otherwise multiprocessing calls ``os._exit`` after its own exit functions. They still run first: queues are flushed.
+    A child of Python 3.13 runs them, but has lost those that were registered before it was forked. Before 3.13, it has
+    them, but runs none.
     """
+    if sys.version_info >= (3, 13):
+        for function in (_end_with_exit_code, *_registered):
+            atexit.unregister(function)
+            atexit.register(function)
+        flush_queues_before_atexit()
+        return
     run = _RUN.resolve_or_none()
     if run is None:
         _RUN.warn_missing()
@@ -61,11 +79,15 @@ def run_exit_functions_of_child() -> None:
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
         run()
-        if (code := getattr(sys, "_torch_xla_exit_code", None)) is not None:
-            del sys._torch_xla_exit_code  # type: ignore[attr-defined]
-            del code  # ends the process
+        _end_with_exit_code()
 
-    util.Finalize(None, exit_like_main_process, exitpriority=-100)
+    util.Finalize(None, exit_like_main_process, exitpriority=-100)  # after multiprocessing has flushed its queues
+
+
+def _end_with_exit_code() -> None:
+    """End the process if ``set_exit_code`` was called: multiprocessing ends children without the last destructors."""
+    if hasattr(sys, "_torch_xla_exit_code"):
+        del sys._torch_xla_exit_code
 
 
 def reset_lock(lock: Any) -> None:

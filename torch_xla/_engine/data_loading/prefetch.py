@@ -9,7 +9,6 @@ batch before it requests the next one, unless the loader is known to allocate ea
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import os
 import threading
@@ -23,6 +22,7 @@ from typing import Any
 import torch
 
 from torch_xla._engine.base import user_frames
+from torch_xla._engine.compat import process_exit
 from torch_xla._engine.data_loading import batch_structure, snapshots
 from torch_xla._engine.data_loading.channel import Channel, ChannelClosed
 
@@ -213,4 +213,4 @@ def _close_all() -> None:
 
 
 # Registered after torch_xla's exit function, so it runs before that, while the device still exists.
-atexit.register(_close_all)
+process_exit.register_at_exit(_close_all)
