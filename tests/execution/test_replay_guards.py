@@ -340,6 +340,10 @@ class Holder:
 HOLDER = Holder()
 HOST = torch.zeros(3)
 HIDDEN = iter([])
+ONES = iter([1.0] * 50)
+RANDOM, NUMPY, TORCH = random.Random(0), np.random.default_rng(0), torch.Generator()
+DRAW = random.Random(0).random
+GENERATED = (1.0 for _ in range(50))
 
 
 def math_of_number(x: torch.Tensor, number: float) -> torch.Tensor:
@@ -376,6 +380,13 @@ REJECTED: dict[str, tuple[Callable[[torch.Tensor, float], Any], str]] = {
     "a tensor from the CPU": (lambda x, n: x + torch.full((3,), 2 * float.__mul__(n, 1.0)).to("xla"), "from the CPU"),
     "a random number of Python": (lambda x, _: x + random.random(), "random numbers of random"),
     "a random number of numpy": (lambda x, _: x + float(np.random.random_sample()), "random numbers of numpy"),  # noqa: NPY002
+    "a generator of Python": (lambda x, _: x + (RANDOM.random() > 2), "random numbers of the generator RANDOM"),
+    "a method of a generator": (lambda x, _: x + (DRAW() > 2), "random numbers of the generator DRAW"),
+    "a generator of numpy": (lambda x, _: x + (NUMPY.random() > 2), "random numbers of the generator NUMPY"),
+    "a generator of torch": (
+        lambda x, _: x + (torch.rand((), generator=TORCH).item() > 2),
+        "random numbers of the generator TORCH",
+    ),
     "a random number of the CPU": (lambda x, _: x + torch.rand(()).item(), "random numbers of torch on the CPU"),
     "a number without an expression": (math_of_number, "number changes from .*test_replay_guards.py"),
     "a number that is rounded down": (lambda x, n: x * math.floor(n / 64), "converts a number.*test_replay_guards.py"),
@@ -385,6 +396,8 @@ REJECTED: dict[str, tuple[Callable[[torch.Tensor, float], Any], str]] = {
     "a tensor of the CPU as a result": (lambda x, _: (x + 1, torch.ones(2)), "returns a tensor on cpu"),
     "an object as a result": (lambda x, _: (x + 1, Holder()), "object of Holder"),
     "a tensor on the CPU that is written": (lambda x, _: (x + 1, HOST.add_(1))[0], "HOST"),
+    "an iterator": (lambda x, _: x + next(ONES), "reads ONES, an iterator"),
+    "a loop over a generator": (lambda x, _: next(x + one for one in GENERATED), "reads GENERATED, an iterator"),
     "a graph that differs": (lambda x, n: x[: int(float.__mul__(n, 1.0)) % 17 + 1] + 1, "another graph|integer"),
 }
 

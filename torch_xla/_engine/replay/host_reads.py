@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,12 +68,27 @@ class ScalarReads(TorchFunctionMode):
         return self._trace.make(value, ("+", source, ("constant", added)) if added else source)
 
 
-def host_random_states() -> dict[str, Any]:
-    """Return the states of the generators of Python, numpy and torch, by the name for messages."""
+def is_host_generator(value: Any) -> bool:
+    """Whether a value is a random number generator on the host, of Python, numpy or torch."""
+    if isinstance(value, torch.Generator):
+        return value.device.type == "cpu"
+    return isinstance(value, random.Random | np.random.Generator | np.random.RandomState)
+
+
+def _read_state(generator: Any) -> Any:
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    return generator.get_state() if isinstance(generator, torch.Generator) else generator.get_state(legacy=False)
+
+
+def host_random_states(generators: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of these generators, and of those of Python, numpy and torch, by the name for messages."""
     found: dict[str, Any] = {"random": random.getstate(), "torch on the CPU": torch.get_rng_state()}
     if "numpy.random" in sys.modules:
         found["numpy"] = np.random.get_state(legacy=False)  # noqa: NPY002
-    return found
+    return found | {f"the generator {name}": _read_state(generator) for name, generator in generators.items()}
 
 
 def equal_states(a: Any, b: Any) -> bool:

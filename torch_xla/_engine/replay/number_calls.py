@@ -110,7 +110,7 @@ def _places() -> list[Holder]:
     return [*found, *((json.JSONEncoder, key) for key in _ENCODER_METHODS)]
 
 
-def _read(holder: Holder) -> Any:
+def read_holder(holder: Holder) -> Any:
     container, key = holder
     if key is None:
         return container.cell_contents
@@ -119,7 +119,7 @@ def _read(holder: Holder) -> Any:
     return vars(container)[key] if isinstance(container, type) else getattr(container, key)
 
 
-def _assign(holder: Holder, value: Any) -> None:
+def assign_holder(holder: Holder, value: Any) -> None:
     container, key = holder
     if key is None:
         container.cell_contents = value
@@ -145,13 +145,13 @@ def traced_calls(holders: Iterable[Holder]) -> Iterator[None]:
     loaded = set(sys.modules)
     try:
         for holder in [*_places(), *holders]:
-            before = _read(holder)
+            before = read_holder(holder)
             found = _replacement_of(before)
             if found is not None:
                 assigned.append((holder, before))
-                _assign(holder, found)
+                assign_holder(holder, found)
         yield
     finally:
         for holder, before in assigned:
-            _assign(holder, before)
+            assign_holder(holder, before)
         _restore_imports(sys.modules.keys() - loaded)

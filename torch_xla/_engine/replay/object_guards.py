@@ -17,6 +17,8 @@ recorder compares the flat lists in C++ (csrc/graph/object_guards.h).
     function of the user's files               cells, globals that it names       yes
     other function                             identity                           what it wraps
     tensor                                     identity, requires_grad, hooks     -
+    generator of random numbers                that the call does not draw        -
+    generator, iterator of Python              that the call does not read        -
     any other                                  identity                           -
 """
 
@@ -39,7 +41,8 @@ import torch
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base import user_frames
-from torch_xla._engine.replay import code_names, number_calls
+from torch_xla._engine.replay import code_names, host_reads, number_calls
+from torch_xla._engine.replay.iterator_reads import is_plain_iterator
 
 _PLAIN = (
     type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format,
@@ -119,6 +122,8 @@ class ObjectWalk:
         self.host_tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self.optimizers: list[tuple[str, torch.optim.Optimizer]] = []
         self.number_holders: list[number_calls.Holder] = []  # what refers to a function that reads numbers in C
+        self.generators: dict[str, Any] = {}  # of random numbers on the host, by name
+        self.iterators: list[tuple[number_calls.Holder, str]] = []  # what refers to one, and its name
         self._seen: dict[int, Any] = {id(function): function for function in skipped}
         codes = (getattr(function, "__code__", None) for function in skipped)
         self._skipped_codes = frozenset(code for code in codes if code is not None)
@@ -152,6 +157,10 @@ class ObjectWalk:
             self._left.extend((name, mapping) for mapping in gc.get_referents(value))
         elif isinstance(value, types.FunctionType):
             self._enter_function(name, value)
+        elif host_reads.is_host_generator(value):
+            self.generators[name] = value
+        elif isinstance(value, types.BuiltinMethodType):  # such as random.Random(0).random
+            self._left.append((name, value.__self__))
         elif isinstance(value, types.MethodType):
             self._left.extend([(f"{name}.__self__", value.__self__), (name, value.__func__)])
         elif isinstance(value, functools.partial):
@@ -165,6 +174,8 @@ class ObjectWalk:
         self.guards.add(kind, container, key, value, name)
         if number_calls.is_replaced(value):
             self.number_holders.append((container, key))
+        elif is_plain_iterator(value):
+            self.iterators.append(((container, key), name))
         self._left.append((name, value))
 
     def _enter_tensor(self, name: str, value: torch.Tensor) -> None:

@@ -27,6 +27,7 @@ from torch_xla._engine.execution.step_closures import StepClosure
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.recorder import source_info
 from torch_xla._engine.replay.host_reads import HostScalar, ScalarReads, equal_states, host_random_states, is_countable
+from torch_xla._engine.replay.iterator_reads import is_plain_iterator, noted_iterators
 from torch_xla._engine.replay.number_calls import traced_calls
 from torch_xla._engine.replay.number_reads import NumberReads
 from torch_xla._engine.replay.object_guards import ObjectWalk, TooManyObjects, is_plain
@@ -112,17 +113,27 @@ class Recording:
 
     def run(self) -> Any:
         """Run the step; return its result with detached tensors. Raises what the step raises."""
-        states = host_random_states()
+        states = host_random_states(self.walk.generators)
         arguments = self._traced_arguments()
         call, number_calls = self.arguments, traced_calls(self.walk.number_holders)
         assert call is not None
         reads, uploads = ScalarReads(self.scalars, self.trace), HostArguments(call)
         assertions = value_errors.assertion_count(self.device)
-        with self._traced_groups(), reads, uploads, NumberReads(), _captured_lines(), number_calls:
+        iterators = [((arguments, i), f"argument {i}") for i, value in enumerate(arguments) if is_plain_iterator(value)]
+        with (
+            self._traced_groups(), reads, uploads, NumberReads(), _captured_lines(), number_calls,
+            noted_iterators([*self.walk.iterators, *iterators]) as advanced,
+        ):  # fmt: skip
             args, kwargs = call.unflatten(arguments)
             result = self._function(*args, **kwargs)
+        for name in advanced[:1]:
+            self.fail(
+                f"it reads {name}, an iterator, which a replay would not advance",
+                "read it before the call, and pass the value as an argument",
+            )
+        drawn = host_random_states(self.walk.generators)
         for library, before in states.items():
-            if not equal_states(before, host_random_states()[library]):
+            if not equal_states(before, drawn[library]):
                 self.fail(
                     f"it draws random numbers of {library} on the host, which a replay would not draw",
                     "draw them on the device, or before the call, and pass them as arguments",
