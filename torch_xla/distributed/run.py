@@ -2,9 +2,9 @@
 
     python -m torch_xla.distributed.run [options of torchrun] [--preload MODULE ...] train.py ARGS
 
-A job that restarts, because a host was lost or has come back, waits for the imports of its processes: about four CPU
-seconds each. Here, each host's launcher imports the modules once, in the fork server of Python's multiprocessing, and
-each worker, also of a restart, is a fork of it. The workers share the memory of what was imported.
+A job that restarts, because a host was lost or has come back, waits for the imports of its processes. Here, each
+host's launcher imports the modules once, in the fork server of Python's multiprocessing, and each worker, also of a
+restart, is a fork of it. The workers share the memory of what was imported.
 
     launcher ──starts──► fork server: imports the modules; starts no backend and no thread
        │                     │ forks, for each attempt

@@ -21,13 +21,13 @@ def is_plain_iterator(value: Any) -> bool:
     return isinstance(value, Iterator) and type(value).__module__ in _MODULES
 
 
-class _NotedIterator:
+class _WatchedIterator:
     """Passes calls on to an iterator, and adds its name to ``read`` when it is advanced."""
 
     def __init__(self, iterator: Iterator[Any], name: str, read: list[str]) -> None:
         self._iterator, self._name, self._read = iterator, name, read
 
-    def __iter__(self) -> _NotedIterator:
+    def __iter__(self) -> _WatchedIterator:
         return self
 
     def __next__(self) -> Any:
@@ -40,22 +40,22 @@ class _NotedIterator:
 
 
 @contextmanager
-def noted_iterators(holders: Iterable[tuple[number_calls.Holder, str]]) -> Iterator[list[str]]:
+def watch_iterators(holders: Iterable[tuple[number_calls.Holder, str]]) -> Iterator[list[str]]:
     """Yield a list to which the names of iterators are added that the block reads.
 
     Args:
       holders: what refers to an iterator, and the name that a message gives it.
     """
     read: list[str] = []
-    replaced: list[tuple[number_calls.Holder, Any, _NotedIterator]] = []
+    replaced: list[tuple[number_calls.Holder, Any, _WatchedIterator]] = []
     try:
         for holder, name in holders:
             iterator = number_calls.read_holder(holder)
-            noted = _NotedIterator(iterator, name, read)
-            number_calls.assign_holder(holder, noted)
-            replaced.append((holder, iterator, noted))
+            watched = _WatchedIterator(iterator, name, read)
+            number_calls.assign_holder(holder, watched)
+            replaced.append((holder, iterator, watched))
         yield read
     finally:
-        for holder, iterator, noted in replaced:
-            if number_calls.read_holder(holder) is noted:
+        for holder, iterator, watched in replaced:
+            if number_calls.read_holder(holder) is watched:
                 number_calls.assign_holder(holder, iterator)

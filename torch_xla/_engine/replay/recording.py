@@ -27,7 +27,7 @@ from torch_xla._engine.execution.step_closures import StepClosure
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.recorder import source_info
 from torch_xla._engine.replay.host_reads import HostScalar, ScalarReads, equal_states, host_random_states, is_countable
-from torch_xla._engine.replay.iterator_reads import is_plain_iterator, noted_iterators
+from torch_xla._engine.replay.iterator_reads import is_plain_iterator, watch_iterators
 from torch_xla._engine.replay.number_calls import traced_calls
 from torch_xla._engine.replay.number_reads import NumberReads
 from torch_xla._engine.replay.object_guards import ObjectWalk, TooManyObjects, is_plain
@@ -122,7 +122,7 @@ class Recording:
         iterators = [((arguments, i), f"argument {i}") for i, value in enumerate(arguments) if is_plain_iterator(value)]
         with (
             self._traced_groups(), reads, uploads, NumberReads(), _captured_lines(), number_calls,
-            noted_iterators([*self.walk.iterators, *iterators]) as advanced,
+            watch_iterators([*self.walk.iterators, *iterators]) as advanced,
         ):  # fmt: skip
             args, kwargs = call.unflatten(arguments)
             result = self._function(*args, **kwargs)
