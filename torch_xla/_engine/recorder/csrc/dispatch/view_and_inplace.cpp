@@ -67,10 +67,8 @@ void record_view(const Op& op, torch::jit::Stack* stack) {
   const size_t n = op.kinds.size();
   const Tensor self = torch::jit::peek(*stack, 0, n).toTensor();
   XlaTensor& base = require_xla(op, self);
-  if (op.name == "aten::as_strided") {
-    check_strides(torch::jit::last(*stack, n));
-  }
-  if (op.name == "aten::as_strided" && is_within_torch(torch::jit::last(*stack, n))) {
+  const bool is_strided = op.name == "aten::as_strided";
+  if (is_strided && is_within_torch(torch::jit::last(*stack, n))) {
     // Strides and offset refer to the memory, not to the view.
     Tensor view = view_as_strided(base, torch::jit::peek(*stack, 1, n).toIntVector(),
                                   torch::jit::peek(*stack, 2, n).toIntVector(),
@@ -78,6 +76,9 @@ void record_view(const Op& op, torch::jit::Stack* stack) {
     torch::jit::drop(*stack, n);
     stack->emplace_back(std::move(view));
     return;
+  }
+  if (is_strided) {
+    check_strides(torch::jit::last(*stack, n));
   }
   if (op.name == "aten::view.dtype") {
     check_view_as(base, torch::jit::peek(*stack, 1, n).toScalarType());
