@@ -148,16 +148,22 @@ class CapturedTraining(Training):
         return loss.detach()
 
 
-def in_captured_steps(events: tuple[str, ...] = EVENTS, stride: int = 1, show: bool = False) -> int:
+def in_captured_steps(
+    events: tuple[str, ...] = EVENTS, stride: int = 1, show: bool = False, read_before: bool = False
+) -> int:
     """Interrupt a replayed step at each ``stride``-th of its events: it has run as a whole, or not at all.
 
-    The next steps continue from there. Returns how many; AssertionError.
+    The next steps continue from there. With ``read_before``, the values are read before the step, which then has to
+    move them to buckets again, if the program has any (compilation/bucketed_program.py). Returns how many;
+    AssertionError.
     """
     expected = {steps: undisturbed(steps)[:-1] for steps in (4, 5, 6, 7)}
     progress = tqdm(desc="interrupted at", unit=" events", disable=not show)
     number = done = 0
     while True:
         training = CapturedTraining()
+        if read_before:
+            training.values()
         replays = metrics.counter_value("ReplayedSteps") or 0
         was_interrupted = interrupted_at(number, events, training.step)
         torch_xla.sync()

@@ -97,6 +97,9 @@ _engine/torch_patches/compiled_optimizers:_traced_rates the optimizer; not a cac
 _engine/capture/openxla_backend:_plans  test: test_jaxs_configuration_is_in_the_key_of_torch_functions
 _engine/capture/autograd_function:_backwards which gradients are given; a member of one Derivative, which fixes all else
 _engine/capture/autograd_function:_derivatives test: test_arrays_of_closures_are_copied_at_the_call
+_engine/compilation/bucketed_program:compiled_fill no arguments; a program of one group of arrays
+_engine/compilation/bucketed_program:compiled_split no arguments; a program of one group of arrays
+_engine/compilation/compile_graph:bucketed the arrays in each bucket, of one program of one graph, which owns it
 _engine/capture/object_keys:_removed_at the table itself, held weakly; a count of deaths
 _engine/capture/scan:_by_recorded       the recording's key, the loop, the name and the policy, by identity
 _engine/capture/scan:_by_signature      test: test_structures_that_differ_are_recorded_apart
@@ -200,6 +203,7 @@ tensor/view_layout.cpp:valid            for each step: operator, attributes, ope
 runtime/memory_stats.cpp:all_stats      sums by device
 runtime/memory_stats.cpp:pending_provenance provenance of buffers made on this thread, set around each launch
 ir/node.cpp:last                        a counter
+runtime/bucket.cpp:mutex                a lock
 runtime/buffer.cpp:p                    nodes that wait to be released
 ir/node.cpp:work                        not a cache: lives while nodes are released
 ir/op.cpp:static_args                   not a cache: lives for one registration

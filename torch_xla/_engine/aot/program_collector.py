@@ -19,7 +19,6 @@ from typing import Any
 import jax
 from jax.sharding import Sharding
 
-from torch_xla._engine import recorder
 from torch_xla._engine.aot import program_analysis, target_compiler
 from torch_xla._engine.aot.program_analysis import LargeBuffer, ProgramAnalysis
 from torch_xla._engine.aot.target_compiler import DoesNotFitError, ProgramPlacement, TargetError, TargetProgram
@@ -238,10 +237,10 @@ def program_placement(graph: Any, spec: GraphSpec) -> ProgramPlacement:
 
 def _program_arguments(graph: Any, spec: GraphSpec, device: int) -> tuple[list[ProgramArgument], int]:
     """Return the arguments of the graph, and the bytes on a chip of all other live buffers."""
-    numbers = {id(array): number for array, _, number in recorder.bindings().buffers(device)}
     donated, read, found = set(spec.donated), set(), []
-    for place, (array, (shape, dtype)) in enumerate(zip(graph.inputs(), spec.leaves, strict=True)):
-        provenance = buffer_provenance.provenance_from_id(numbers.get(id(array), 0))
+    inputs = zip(graph.inputs(), spec.leaves, graph.input_provenances(), strict=True)
+    for place, (array, (shape, dtype), number) in enumerate(inputs):
+        provenance = buffer_provenance.provenance_from_id(number)
         named = str(dtype).removeprefix("torch.")
         found.append(
             ProgramArgument(

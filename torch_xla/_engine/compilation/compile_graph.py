@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -46,6 +46,7 @@ class CompiledProgram:
       handlers: the library of CPU kernels, if the program calls any (``kernel_calls`` of them).
       checked: the nodes that the program's last result may name (lowering/value_checks.py); None without checks.
       work: the floating-point operations of one run.
+      bucketed: programs of the same graph with buckets (bucketed_program.py), by the arrays in them.
     """
 
     executable: Any
@@ -58,6 +59,7 @@ class CompiledProgram:
     kernel_calls: int = 0
     checked: CheckedOps | None = None
     work: ProgramWork = NO_WORK
+    bucketed: dict[Hashable, Any] = field(default_factory=dict)
 
 
 def compile_graph(spec: graph_spec.GraphSpec, placement: Placement, leaves: Sequence[jax.Array]) -> CompiledProgram:

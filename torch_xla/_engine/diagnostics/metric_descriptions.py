@@ -32,6 +32,10 @@ COUNTERS = {
     "ReplayRecordings": Description("Steps", "calls", "such a function ran in Python, and was recorded"),
     "ReplayMisses": Description("Steps", "calls", "it was recorded again, because something it reads had changed"),
     "ReplayRejections": Description("Steps", "functions", "it cannot be replayed; a warning says why"),
+    "BucketFills": Description(
+        "Steps", "buckets", "a replayed step moved its small values to one array, because something had read or set one"
+    ),
+    "BucketSplits": Description("Steps", "buckets", "its small values became single arrays, because one was read"),
     "GraphFlush": Description("Steps", "graphs", "a graph ran before a sync because it had XLA_TRIM_GRAPH_SIZE ops"),
     "aten::_local_scalar_dense": Description(
         "Operators", "calls", "Python read a value: `.item()`, `float(t)`, `if t`"

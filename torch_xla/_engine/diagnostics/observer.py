@@ -110,7 +110,7 @@ def observe_compilation(run: GraphRun, place: str, compile_program: Callable[[gr
     if _compile_log.isEnabledFor(logging.INFO):
         _compile_log.info("%d ops in %s, %s at %s", ops, metrics.format_time(duration), cause, line)
     context = RecompilationContext(
-        line, cause, tuple(step_timings.current_step().reads), _provenances(graph, device), ops, duration / 1e9
+        line, cause, tuple(step_timings.current_step().reads), _provenances(graph), ops, duration / 1e9
     )
     found = tracker.compiled((device, cause, line), graph_summary.summarize(spec, graph.key, place), context)
     record.unexpected = found is not None
@@ -119,9 +119,8 @@ def observe_compilation(run: GraphRun, place: str, compile_program: Callable[[gr
     return program
 
 
-def _provenances(graph: Any, device: int) -> tuple[buffer_provenance.Provenance, ...]:
-    known = {id(array): number for array, _, number in recorder.bindings().buffers(device)}
-    return tuple(buffer_provenance.provenance_from_id(known.get(id(array), 0)) for array in graph.inputs())
+def _provenances(graph: Any) -> tuple[buffer_provenance.Provenance, ...]:
+    return tuple(map(buffer_provenance.provenance_from_id, graph.input_provenances()))
 
 
 def _note_program(program: Any, aliases: int) -> None:
@@ -157,8 +156,8 @@ def on_interpreted(graph: Any, spec: graph_spec.GraphSpec, site: Site, place: st
 
 def on_unstable_site(graph: Any, spec: graph_spec.GraphSpec, site: Site, place: str) -> None:
     """Record the first interpreted graph of an unstable site, which records a new graph on every call."""
-    device, cause, line = site
-    reads, provenances = tuple(step_timings.current_step().reads), _provenances(graph, device)
+    _, cause, line = site
+    reads, provenances = tuple(step_timings.current_step().reads), _provenances(graph)
     new = graph_summary.summarize(spec, graph.key, place)
     tracker.report_unstable_site(site, new, RecompilationContext(line, cause, reads, provenances, graph.node_count))
 

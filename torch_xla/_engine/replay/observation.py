@@ -10,13 +10,16 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 
 from torch_xla._engine import recorder
+from torch_xla._engine.compilation import bucketed_program
 from torch_xla._engine.compilation.compile_graph import CompiledProgram
 from torch_xla._engine.execution import value_errors
 from torch_xla._engine.graph.graph_run import GraphRun
+from torch_xla._engine.graph.graph_spec import GraphSpec
 from torch_xla._engine.recorder import source_info
 
 
@@ -32,6 +35,31 @@ class Observation:
     native: Any = None  # the recorder's ReplayProgram; None if there is a problem
     leaf_arrays: list[Any] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
+    bucketing: Bucketing | None = None
+
+    def use_buckets(self) -> None:
+        """Make the ReplayProgram leave small values in buckets between calls, if that is profitable."""
+        if self.bucketing is not None:
+            bucketed = self.bucketing.compile(self.program)
+            self.native.use_buckets(bucketed.executable, bucketed.groups)
+
+
+@dataclass
+class Bucketing:
+    """What a program with buckets is compiled from. Nothing of it is on a device."""
+
+    spec: GraphSpec
+    leaves: list[jax.ShapeDtypeStruct]
+    groups: list[bucketed_program.BucketGroup]
+
+    def compile(self, program: CompiledProgram) -> bucketed_program.BucketedProgram:
+        """Return the program with these buckets; compiled once."""
+        key = tuple((*group.sources, None, *group.targets) for group in self.groups)
+        found: bucketed_program.BucketedProgram | None = program.bucketed.get(key)
+        if found is None:
+            found = bucketed_program.compile_with_buckets(self.spec, program, self.leaves, self.groups)
+            program.bucketed[key] = found
+        return found
 
 
 class GraphObserver:
@@ -83,6 +111,10 @@ class GraphObserver:
             found.leaf_arrays = [
                 np.array(arrays[i]) if place[0] == "constant" else None for i, place in enumerate(sources)
             ]
+            groups = bucketed_program.group_arrays(program, found.native.bucket_candidates())
+            if groups:
+                structs = [jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding) for a in arrays]
+                found.bucketing = Bucketing(run.spec, structs, groups)
         return found
 
     def _make_native(

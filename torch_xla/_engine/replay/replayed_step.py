@@ -110,6 +110,7 @@ class ReplayedStep:
             lambda holder, key: id(holder) in groups and ("group", id(holder), key) in varying
         )
         self._set_counts(old, new)
+        seen.use_buckets()
 
     def _set_counts(self, old: Recording, new: Recording) -> None:
         merged = merge_counts(old, new)

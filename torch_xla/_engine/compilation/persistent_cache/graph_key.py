@@ -70,6 +70,11 @@ def graph_cache_key(
     return digest.hexdigest()
 
 
+def variant_key(graph: str | None, description: object) -> str | None:
+    """Return the key of another program of a graph, from the graph's key and what distinguishes the program."""
+    return None if graph is None else hashlib.sha256(f"{graph} {description!r}".encode()).hexdigest()
+
+
 def _graph_payload(spec: GraphSpec, leaves: Sequence[jax.Array], place: SingleDeviceSharding) -> tuple[Any, ...]:
     nodes = [
         (

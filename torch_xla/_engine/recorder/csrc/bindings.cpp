@@ -62,6 +62,14 @@ py::list leaf_buffers(const Graph& graph) {
   return out;
 }
 
+std::vector<uint32_t> leaf_provenances(const Graph& graph) {
+  std::vector<uint32_t> out;
+  for (const Node* leaf : graph.leaves) {
+    out.push_back(leaf->buffer->provenance);
+  }
+  return out;
+}
+
 Graph collect(Ordinal device, const std::optional<std::vector<NodePtr>>& wanted) {
   drain_parked_buffers();
   Graph graph = wanted ? collect_values(device, *wanted) : collect_all(device);
@@ -169,6 +177,7 @@ void bind_graph(py::module_& m) {
                                return out;
                              })
       .def("inputs", &leaf_buffers)
+      .def("input_provenances", &leaf_provenances)
       .def_property_readonly("number_counts",
                              [](const Graph& g) { return py::make_tuple(g.floats.size(), g.ints.size()); })
       .def_property_readonly("failure", [](const Graph& g) { return failure_of(g); })
@@ -213,13 +222,14 @@ void bind_graph(py::module_& m) {
   m.def("make_tensor", &xla_tensor_from_array, py::arg("array"), py::arg("dtype"), py::arg("device"));
 }
 
-// Returns the distinct buffers of all live values of a device.
+// Returns the distinct arrays that have the live values of a device; buckets are not split.
 py::list live_buffers(Ordinal device) {
   py::list out;
-  std::unordered_set<Buffer*> seen;
+  std::unordered_set<PyObject*> seen;
   for (const auto& node : live_values(device)) {
-    if (node->buffer && seen.insert(node->buffer.get()).second) {
-      out.append(borrow(node->buffer));
+    PyObject* array = node->buffer ? node->buffer->storage() : nullptr;
+    if (array != nullptr && seen.insert(array).second) {
+      out.append(py::reinterpret_borrow<py::object>(array));
     }
   }
   return out;
@@ -249,6 +259,9 @@ void bind_origins(py::module_& m) {
 
 // Returns (array, bytes, provenance) of every buffer of a device, oldest first.
 py::list buffers(Ordinal device) {
+  while (const BucketPtr bucket = find_filled_bucket(device)) {
+    bucket->split();
+  }
   py::list out;
   for (const BufferEntry& entry : list_buffers(device)) {
     out.append(py::make_tuple(py::reinterpret_steal<py::object>(entry.array), entry.bytes, entry.provenance));

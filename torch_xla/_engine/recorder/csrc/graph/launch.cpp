@@ -226,7 +226,7 @@ void set_results(Graph& graph, const py::sequence& results) {
   const uint32_t provenance = take_provenance();
   std::unordered_map<PyObject*, BufferPtr> inputs;
   for (const Node* leaf : graph.leaves) {
-    inputs.emplace(leaf->buffer->array, leaf->buffer);
+    inputs.emplace(leaf->buffer->storage(), leaf->buffer);
   }
   std::vector<BufferPtr> values;
   values.reserve(graph.roots.size());

@@ -1,6 +1,7 @@
 // ReplayProgram::launch: collects the values, starts the program, assigns its results.
 #include <pybind11/stl.h>
 
+#include <algorithm>
 #include <mutex>
 
 #include "compat/torch_internal.h"
@@ -28,6 +29,9 @@ struct ReplayProgram::Launch {
   std::vector<NodePtr> values;  // of each source; null for a constant
   std::vector<char> is_owned;   // of each source: only its tensor refers to the value, and no weak reference does
   std::vector<at::Tensor> results;
+  bool is_bucketed = false;
+  BucketedProgram::LaunchScope buckets;
+  std::vector<char> is_renewed;  // of each source: its Node and Buffer get the result that overwrites it
   uint32_t provenance = 0;
 };
 
@@ -66,8 +70,8 @@ std::optional<std::string> ReplayProgram::gather_source(Launch& launch, size_t i
 }
 
 std::optional<std::string> ReplayProgram::gather(Launch& launch) const {
-  launch.values.resize(sources_.size());
-  launch.is_owned.resize(sources_.size());
+  launch.values.assign(sources_.size(), nullptr);
+  launch.is_owned.assign(sources_.size(), 0);
   const uint64_t epoch = new_epoch();
   std::lock_guard<SpinLock> lock(device_state(device_).mutex);
   for (size_t i = 0; i < sources_.size(); ++i) {
@@ -101,29 +105,62 @@ std::optional<std::string> ReplayProgram::check_targets(const Launch& launch) co
   return std::nullopt;
 }
 
-py::list ReplayProgram::arrays_of(const Launch& launch) const {
-  py::list arrays(sources_.size());
-  for (size_t i = 0; i < sources_.size(); ++i) {
-    PyObject* array = launch.values[i] ? launch.values[i]->buffer->array : sources_[i].array.ptr();
-    Py_INCREF(array);
-    PyList_SET_ITEM(arrays.ptr(), static_cast<Py_ssize_t>(i), array);
+// Makes the values available in the form that the program takes. Returns whether it ran Python.
+bool ReplayProgram::convert_inputs(Launch& launch) const {
+  if (launch.is_bucketed) {
+    return bucketed_->fill_buckets(launch.values, launch.buckets);
   }
-  return place_.is_none() ? arrays : py::list(place_(arrays));
+  bool ran = false;
+  for (const NodePtr& value : launch.values) {
+    if (value && value->buffer->bucket() != nullptr) {
+      value->buffer->array();
+      ran = true;
+    }
+  }
+  return ran;
+}
+
+// Collects and checks the values until no Python has run since.
+std::optional<std::string> ReplayProgram::prepare(Launch& launch) const {
+  do {
+    if (auto reason = gather(launch)) {
+      return reason;
+    }
+    if (auto reason = check_targets(launch)) {
+      return reason;
+    }
+  } while (convert_inputs(launch));
+  return std::nullopt;
+}
+
+void ReplayProgram::add_arrays(const Launch& launch, py::list& inputs) const {
+  py::list arrays;
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    if (!launch.is_bucketed || !bucketed_->has_source(i)) {
+      arrays.append(py::handle(launch.values[i] ? launch.values[i]->buffer->storage() : sources_[i].array.ptr()));
+    }
+  }
+  if (launch.is_bucketed) {
+    for (const BucketedProgram::Group& group : bucketed_->groups()) {
+      if (!group.sources.empty()) {
+        arrays.append(py::handle(launch.values[group.sources[0]]->buffer->storage()));
+      }
+    }
+  }
+  inputs.attr("extend")(place_.is_none() ? arrays : py::list(place_(arrays)));
 }
 
 py::object ReplayProgram::launch(const std::vector<at::Tensor>& arguments,
                                  const std::vector<std::pair<size_t, double>>& numbers) {
-  const auto& executable = executable_.cast<const Executable&>();
   if (!have_one_seed(device_, draws_)) {
     return py::str("the random number state, which wraps around in this step");
   }
-  Launch launch{arguments, {}, {}, std::vector<at::Tensor>(results_)};
-  if (auto reason = gather(launch)) {
-    return py::str(*reason);
+  if (bucketed_ && !bucketed_->is_profitable()) {
+    bucketed_.reset();
   }
-  if (auto reason = check_targets(launch)) {
-    return py::str(*reason);
-  }
+  Launch launch{arguments};
+  launch.results.resize(results_);
+  launch.is_bucketed = bucketed_.has_value();
   for (const auto& [position, number] : numbers) {
     floats_[position] = number;
   }
@@ -131,10 +168,18 @@ py::object ReplayProgram::launch(const std::vector<at::Tensor>& arguments,
   for (const size_t position : seeds_) {
     ints_[position] = seed;
   }
+  const auto& executable = launch.is_bucketed ? bucketed_->executable() : executable_.cast<const Executable&>();
   py::list inputs;
   append_number_arrays(inputs, executable, floats_, ints_);
-  inputs.attr("extend")(arrays_of(launch));
+  // From here on this thread keeps the GIL until the program has started, but for what prepare() repeats.
+  if (auto reason = prepare(launch)) {
+    return py::str(*reason);
+  }
+  add_arrays(launch, inputs);
   launch.provenance = take_provenance();
+  if (launch.is_bucketed) {
+    bucketed_->add_inputs(launch.buckets, launch.values);
+  }
   const py::tuple started = start(executable, inputs);
   // From here on nothing may throw: the donated values are gone.
   inputs = py::list();
@@ -142,14 +187,15 @@ py::object ReplayProgram::launch(const std::vector<at::Tensor>& arguments,
   executions->add();
   add_workspace_peak(device_, executable.extra);
   assign(launch, started[0]);
+  launch.buckets.drop_taken();
   counts_.add_steps();
   skip_draws(device_, draws_);
   return py::make_tuple(launch.results, started[0], started[1]);
 }
 
-void ReplayProgram::assign(Launch& launch, const py::list& arrays) const {
+void ReplayProgram::donate_sources(Launch& launch) const {
   const auto& executable = executable_.cast<const Executable&>();
-  std::vector<char> is_renewed(sources_.size());
+  launch.is_renewed.resize(sources_.size());
   for (size_t i = 0; i < targets_.size(); ++i) {
     const Target& target = targets_[i];
     if (!target.overwrites || !launch.is_owned[*target.overwrites]) {
@@ -157,35 +203,81 @@ void ReplayProgram::assign(Launch& launch, const py::list& arrays) const {
     }
     const Buffer& before = *launch.values[*target.overwrites]->buffer;
     if (before.bytes == executable.sizes[i] && before.sharding == sharding_of(executable, i)) {
-      is_renewed[*target.overwrites] = 1;
+      launch.is_renewed[*target.overwrites] = 1;
     }
   }
   for (size_t i = 0; i < sources_.size(); ++i) {
-    if (sources_[i].donated && !is_renewed[i]) {
+    if (sources_[i].donated && !launch.is_renewed[i]) {
       launch.values[i]->buffer->donate();
       launch.values[i].reset();
     }
   }
+}
+
+void ReplayProgram::assign(Launch& launch, const py::list& arrays) const {
+  const auto& executable = executable_.cast<const Executable&>();
+  donate_sources(launch);
+  size_t next = 0;
   for (size_t i = 0; i < targets_.size(); ++i) {
-    const Target& target = targets_[i];
-    PyObject* array = PyList_GET_ITEM(arrays.ptr(), static_cast<Py_ssize_t>(i));
-    if (target.overwrites && is_renewed[*target.overwrites]) {
-      Node& node = *launch.values[*target.overwrites];
-      Py_INCREF(array);
-      node.buffer->renew(array, launch.provenance);
-      node.origin = current_origin();
-      tensor_at(target.places[0], launch.arguments).unsafeGetTensorImpl()->bump_version();
+    if (launch.is_bucketed && bucketed_->has_target(i)) {
       continue;
     }
-    BufferPtr buffer = make_buffer(py::reinterpret_borrow<py::object>(array), device_, executable.sizes[i],
-                                   launch.provenance, sharding_of(executable, i));
+    const Target& target = targets_[i];
+    auto array = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(arrays.ptr(), static_cast<Py_ssize_t>(next++)));
+    if (target.overwrites && launch.is_renewed[*target.overwrites]) {
+      launch.values[*target.overwrites]->buffer->renew(array.release().ptr(), launch.provenance);
+      note_renewed(i, launch);
+      continue;
+    }
+    BufferPtr buffer =
+        make_buffer(std::move(array), device_, executable.sizes[i], launch.provenance, sharding_of(executable, i));
     const NodePtr value = make_leaf(std::move(buffer), target.spec, device_);
     for (const Place& place : target.places) {
       assign_place(place, value, launch);
     }
   }
+  if (launch.is_bucketed) {
+    for (const BucketedProgram::Group& group : bucketed_->groups()) {
+      auto array = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(arrays.ptr(), static_cast<Py_ssize_t>(next++)));
+      assign_bucket(group, std::move(array), launch);
+    }
+  }
   for (const at::Tensor& t : cleared_) {
     t.mutable_grad() = at::Tensor();
+  }
+}
+
+void ReplayProgram::note_renewed(size_t i, Launch& launch) const {
+  launch.values[*targets_[i].overwrites]->origin = current_origin();
+  tensor_at(targets_[i].places[0], launch.arguments).unsafeGetTensorImpl()->bump_version();
+}
+
+// The bucket of the last launch is filled again if all its buffers remain.
+void ReplayProgram::assign_bucket(const BucketedProgram::Group& group, py::object array, Launch& launch) const {
+  const auto& executable = executable_.cast<const Executable&>();
+  BucketPtr bucket;
+  if (!group.sources.empty() &&
+      std::all_of(group.sources.begin(), group.sources.end(), [&](size_t i) { return launch.is_renewed[i]; }) &&
+      BucketedProgram::is_filled(group, launch.values)) {
+    bucket = BucketPtr::reclaim_copy(launch.values[group.sources[0]]->buffer->bucket());
+    bucket->fill(std::move(array));
+  } else {
+    bucket = c10::make_intrusive<Bucket>(std::move(array), group.layout, group.targets.size());
+    launch.buckets.add(bucket);
+  }
+  for (size_t slot = 0; slot < group.targets.size(); ++slot) {
+    const size_t i = group.targets[slot];
+    const Target& target = targets_[i];
+    if (target.overwrites && launch.is_renewed[*target.overwrites]) {
+      launch.values[*target.overwrites]->buffer->renew(bucket, slot, launch.provenance);
+      note_renewed(i, launch);
+      continue;
+    }
+    auto buffer = c10::make_intrusive<Buffer>(bucket, slot, device_, executable.sizes[i], launch.provenance);
+    const NodePtr value = make_leaf(std::move(buffer), target.spec, device_);
+    for (const Place& place : target.places) {
+      assign_place(place, value, launch);
+    }
   }
 }
 

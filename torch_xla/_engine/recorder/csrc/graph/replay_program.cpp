@@ -126,6 +126,26 @@ void ReplayProgram::mark_overwritten() {
   }
 }
 
+std::vector<std::pair<std::optional<size_t>, size_t>> ReplayProgram::bucket_candidates() const {
+  std::vector<std::pair<std::optional<size_t>, size_t>> found;
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    const Target& target = targets_[i];
+    if (target.places.size() != 1) {
+      continue;
+    }
+    const Kind kind = target.places[0].kind;
+    const bool is_gradient = kind == Kind::kGradient || kind == Kind::kNewGradient;
+    if (target.overwrites ? is_gradient || kind == Kind::kTensor : is_gradient) {
+      found.emplace_back(target.overwrites, i);
+    }
+  }
+  return found;
+}
+
+void ReplayProgram::use_buckets(py::object executable, const py::list& groups) {
+  bucketed_.emplace(std::move(executable), groups, sources_.size(), targets_.size());
+}
+
 std::optional<std::string> ReplayProgram::check_argument(const std::vector<at::Tensor>& arguments, size_t i) const {
   const at::Tensor& t = arguments[i];
   const ArgumentSpec& spec = arguments_[i];
@@ -189,6 +209,8 @@ void bind_replay(py::module_& m) {
             program.counts().set(std::move(tensors), std::move(steps), std::move(groups));
           },
           py::arg("tensors"), py::arg("steps"), py::arg("groups"))
+      .def("use_buckets", &ReplayProgram::use_buckets, py::arg("executable"), py::arg("groups"))
+      .def("bucket_candidates", &ReplayProgram::bucket_candidates)
       .def("group_values", [](ReplayProgram& program) { return program.counts().group_values(); })
       .def("check", &ReplayProgram::check, py::arg("arguments"))
       .def("launch", &ReplayProgram::launch, py::arg("arguments"), py::arg("numbers"));

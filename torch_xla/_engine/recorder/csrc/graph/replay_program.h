@@ -10,7 +10,8 @@
 // As in graph/launch.h, no Python bytecode runs between the start of the program and the last assignment.
 //
 // A tensor that the program reads and overwrites retains its Node and Buffer, which get the new array: for several
-// hundred small parameters, allocating others takes as long as starting the program.
+// hundred small parameters, allocating others takes as long as starting the program. With a BucketedProgram, most have
+// slots of a bucket, which gets one new array.
 #pragma once
 
 #include <pybind11/pybind11.h>
@@ -20,6 +21,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "graph/bucketed_program.h"
 #include "graph/host_counts.h"
 #include "graph/launch.h"
 #include "tensor/xla_tensor.h"
@@ -36,6 +38,10 @@ class ReplayProgram {
                 std::vector<at::Tensor> arguments, std::vector<size_t> seeds, uint32_t draws);
 
   HostCounts& counts() { return counts_; }
+  // Returns (the source that it overwrites, target) of each value that only the step and its tensor have between calls.
+  std::vector<std::pair<std::optional<size_t>, size_t>> bucket_candidates() const;
+  // Launches this program instead, as long as it is profitable; see BucketedProgram.
+  void use_buckets(pybind11::object executable, const pybind11::list& groups);
   std::optional<std::string> check(const std::vector<at::Tensor>& arguments) const;
   pybind11::object launch(const std::vector<at::Tensor>& arguments,
                           const std::vector<std::pair<size_t, double>>& numbers);
@@ -83,12 +89,18 @@ class ReplayProgram {
   std::optional<std::string> gather(Launch& launch) const;
   std::optional<std::string> gather_source(Launch& launch, size_t i, uint64_t epoch) const;
   std::optional<std::string> check_targets(const Launch& launch) const;
-  pybind11::list arrays_of(const Launch& launch) const;
+  std::optional<std::string> prepare(Launch& launch) const;
+  bool convert_inputs(Launch& launch) const;
+  void add_arrays(const Launch& launch, pybind11::list& inputs) const;
   void assign(Launch& launch, const pybind11::list& arrays) const;
+  void donate_sources(Launch& launch) const;
+  void assign_bucket(const BucketedProgram::Group& group, pybind11::object array, Launch& launch) const;
+  void note_renewed(size_t target, Launch& launch) const;
   void assign_place(const Place& place, const NodePtr& value, Launch& launch) const;
 
   int8_t device_;
   pybind11::object executable_;
+  std::optional<BucketedProgram> bucketed_;
   pybind11::object place_;
   std::vector<Source> sources_;
   std::vector<Target> targets_;

@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <mutex>
+#include <utility>
 
+#include "runtime/bucket.h"
 #include "support/counters.h"
 #include "support/fork_safe_lock.h"
 
@@ -38,8 +40,8 @@ void release_reference(PyObject* object) {
   parked().arrays.push_back(object);
 }
 
-Buffer::Buffer(PyObject* array_, int8_t device_, int64_t bytes_, uint32_t provenance_, uint32_t sharding_)
-    : array(array_), bytes(bytes_), provenance(provenance_), sharding(sharding_), device(device_) {
+Buffer::Buffer(PyObject* array, int8_t device_, int64_t bytes_, uint32_t provenance_, uint32_t sharding_)
+    : bytes(bytes_), provenance(provenance_), sharding(sharding_), device(device_), array_(array) {
   static Counter* created = counter("CreateDataHandles");
   created->add();
   count();
@@ -49,14 +51,19 @@ Buffer::~Buffer() {
   static Counter* destroyed = counter("DestroyDataHandles");
   destroyed->add();
   donate();
-  release_reference(array);
+  leave_bucket();
+  if (array_ != nullptr) {
+    release_reference(array_);
+  }
 }
 
-void Buffer::renew(PyObject* array_, uint32_t provenance_) {
-  PyObject* before = array;
-  array = array_;
+void Buffer::renew(PyObject* array, uint32_t provenance_) {
+  leave_bucket();
+  PyObject* before = std::exchange(array_, array);
   provenance = provenance_;
-  release_reference(before);
+  if (before != nullptr) {
+    release_reference(before);
+  }
 }
 
 void drain_parked_buffers() {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "runtime/bucket.h"
 #include "runtime/device.h"
 #include "support/fork_safe_lock.h"
 #include "support/spinlock.h"
@@ -95,6 +96,17 @@ uint32_t take_provenance() {
   return provenance;
 }
 
+BucketPtr find_filled_bucket(int8_t device) {
+  DeviceMemoryStats& stats = stats_of(device);
+  std::lock_guard<SpinLock> lock(stats.mutex);
+  for (const Buffer* buffer = stats.first; buffer != nullptr; buffer = buffer->next_) {
+    if (buffer->array_ == nullptr) {
+      return buffer->bucket_;
+    }
+  }
+  return {};
+}
+
 std::vector<BufferEntry> list_buffers(int8_t device) {
   DeviceMemoryStats& stats = stats_of(device);
   std::vector<BufferEntry> out;
@@ -102,8 +114,8 @@ std::vector<BufferEntry> list_buffers(int8_t device) {
   std::lock_guard<SpinLock> lock(stats.mutex);
   // A Buffer whose destructor waits for the mutex still owns its array.
   for (const Buffer* buffer = stats.first; buffer != nullptr; buffer = buffer->next_) {
-    Py_INCREF(buffer->array);
-    out.push_back({buffer->array, buffer->bytes, buffer->provenance});
+    Py_INCREF(buffer->array_);
+    out.push_back({buffer->array_, buffer->bytes, buffer->provenance});
   }
   return out;
 }

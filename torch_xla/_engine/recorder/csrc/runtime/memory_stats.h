@@ -38,7 +38,10 @@ struct BufferEntry {
   uint32_t provenance;
 };
 
-// Returns every counted buffer, oldest first. Requires the GIL.
+// Returns a bucket that has values of counted buffers; null if there is none. Requires the GIL.
+BucketPtr find_filled_bucket(int8_t device);
+
+// Returns every counted buffer, oldest first. Requires the GIL, and that no bucket is filled.
 std::vector<BufferEntry> list_buffers(int8_t device);
 
 }  // namespace torch_xla

@@ -28,8 +28,9 @@ pybind11::list nodes_to_python(const std::vector<NodePtr>& nodes);
 
 void bind_interpreter(pybind11::module_& m);  // set_hooks, close
 
+// Returns the array of a buffer. May run Python and raise: see Buffer::array.
 inline pybind11::object borrow(const BufferPtr& buffer) {
-  return pybind11::reinterpret_borrow<pybind11::object>(buffer->array);
+  return pybind11::reinterpret_borrow<pybind11::object>(buffer->array());
 }
 
 // Makes a Buffer that takes over the reference to an array. `provenance`: see runtime/memory_stats.h; `sharding`: see
