@@ -74,14 +74,14 @@ def group_arrays(program: CompiledProgram, candidates: Sequence[tuple[int | None
       program: the program without buckets.
       candidates: (the input that the result overwrites or None, result) of each value that may be in a bucket.
 
-    | a program                                         | buckets |
-    | ------------------------------------------------- | ------- |
-    | of several devices, or not of the CPU of jaxlib    | none    |
-    | without the CPU kernels                            | none    |
-    | with Python callbacks, which may read the values   | none    |
-    | whose results are larger than MOST_RESULT_BYTES    | none    |
-    | with fewer than LEAST_ARRAYS arrays in buckets     | none    |
-    | any other: arrays of up to MOST_BYTES by dtype     | one or two per dtype: overwritten inputs, other results |
+    | a program                                        | buckets                                  |
+    | ------------------------------------------------ | ---------------------------------------- |
+    | of several devices, or not of the CPU of jaxlib  | none                                     |
+    | with Python callbacks, which may read the values | none                                     |
+    | whose results are larger than MOST_RESULT_BYTES  | none                                     |
+    | without the CPU kernels                          | none                                     |
+    | with fewer than LEAST_ARRAYS arrays in buckets   | none                                     |
+    | any other: arrays of up to MOST_BYTES            | per dtype: overwritten inputs, gradients |
     """
     if program.compiled is None or type(program.placement) is not SingleDevicePlacement:
         return []
