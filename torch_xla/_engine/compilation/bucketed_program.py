@@ -33,7 +33,7 @@ from torch_xla._engine.graph.graph_spec import GraphSpec
 from torch_xla._engine.lowering.cpu_kernel_call import cpu_kernel_call_in_place
 
 #: The largest array in a bucket, in bytes: copying a larger one to and from a bucket takes longer than passing it.
-MOST_BYTES = 1 << 15
+MOST_BYTES = 1 << 14
 #: The fewest arrays that are worth a second program, and the fewest in a bucket.
 LEAST_ARRAYS, LEAST_IN_BUCKET = 32, 4
 #: The largest total of all results of a program with buckets, in bytes. Larger models compute for longer than a launch
