@@ -107,7 +107,7 @@ def _run(step: Step, batches: list[Batch]) -> tuple[list[float], list[int]]:
     return [float(loss) for loss in losses], programs
 
 
-#: Dynamo takes up to 20 s for a GPT: `make test` runs two optimizers, `make test-long` all.
+#: Dynamo traces a GPT for a long time: `make test` runs two optimizers, `make test-long` all.
 PAIRS = [
     pytest.param(model, optimizer, marks=[pytest.mark.sweep] * (model == "gpt" and optimizer not in ("SGD", "AdamW")))
     for model in MODELS

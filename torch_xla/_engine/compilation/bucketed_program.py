@@ -1,6 +1,6 @@
 """A program that takes and returns many small arrays in buckets: one array for each dtype, with one after the other.
 
-Starting a program costs the host 1 to 2 µs for each array that it takes or returns. A captured step of a small model
+Starting a program costs the host time for each array that it takes or returns. A captured step of a small model
 takes and returns hundreds: parameters, optimizer state, gradients. Between two calls only the step has them, so it can
 leave them in buckets; the recorder (csrc/runtime/bucket.h) makes arrays of those that something else reads.
 

@@ -13,9 +13,10 @@ namespace torch_xla {
 class Bucket;
 using BucketPtr = c10::intrusive_ptr<Bucket>;
 
-// Owns one reference to a jax.Array, or has a slot of a bucket (runtime/bucket.h) until its array is needed. May be destroyed on any thread: without the GIL the reference is parked, and the
-// next thread that holds the GIL drops it (drain_parked_buffers). At interpreter exit it is leaked deliberately. While
-// alive it counts towards the memory of its device (runtime/memory_stats.h).
+// Owns one reference to a jax.Array, or has a slot of a bucket (runtime/bucket.h) until its array is needed. May be
+// destroyed on any thread: without the GIL the reference is parked, and the next thread that holds the GIL drops it
+// (drain_parked_buffers). At interpreter exit it is leaked deliberately. While alive it counts towards the memory of
+// its device (runtime/memory_stats.h).
 struct Buffer final : c10::intrusive_ptr_target {
   Buffer(_object* array, int8_t device, int64_t bytes, uint32_t provenance, uint32_t sharding);  // steals the reference
   Buffer(const BucketPtr& bucket, size_t slot, int8_t device, int64_t bytes, uint32_t provenance);
