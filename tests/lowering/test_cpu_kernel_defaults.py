@@ -78,6 +78,17 @@ MESH = """
         torch_xla.sync()
         for x, y in zip(found, wanted, strict=True):
             torch.testing.assert_close(x.cpu(), y, rtol=case.loose, atol=case.loose, msg=lambda text: f"{name}: {text}")
+    # Only programs of one device have buckets: no torch program calls these two kernels over a mesh.
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec
+    from torch_xla._engine.compilation import bucketed_program
+    def copy_in_bucket(*arrays):
+        return bucketed_program.split_bucket(bucketed_program.fill_bucket(arrays), arrays)
+    by_rows = NamedSharding(mesh.get_jax_mesh(), PartitionSpec("data"))
+    arrays = [np.arange(size, dtype=np.float32).reshape(2, -1) for size in (4, 6)]
+    with cpu_kernel_call.cpu_kernels_enabled():
+        copied = jax.jit(copy_in_bucket)(*(jax.device_put(each, by_rows) for each in arrays))
+    assert len(copied) == 2 and all(np.array_equal(*pair) for pair in zip(copied, arrays, strict=True)), copied
     assert lowered == set(library.kernel_names()), lowered ^ set(library.kernel_names())
     print("done")
 """
