@@ -12,7 +12,7 @@ CPP = $(shell find torch_xla/_engine/recorder/csrc torch_xla/_engine/cpu_backend
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test smoke test-isa test-long test-sanitize test-torch test-versions test-newest test-clients test-clients-sample test-client-suites test-ops test-targets test-plugin test-gpu wheel \
-    test-debian lint fix bench docs docs-check notebooks clean
+    test-wheel test-debian lint fix bench docs docs-check notebooks clean
 
 help:
 	@echo "make demo      train a CNN on handwritten digits on xla:0"
@@ -31,6 +31,7 @@ help:
 	@echo "make test-plugin  the core tests on a foreign PJRT plugin (needs Python 3.12, or PLUGIN_PYTHON)"
 	@echo "make test-gpu  the operator sample, training and GPU tests on an NVIDIA GPU (needs jax's CUDA plugin)"
 	@echo "make wheel     one wheel with compiled libraries for torch 2.11 to 2.15, checked without a compiler (slow)"
+	@echo "make test-wheel  install that wheel on clean Debian 12 and 13 without a compiler, with five torch releases (needs root; slow)"
 	@echo "make test-debian  run the README's commands on clean Debian 12 and 13, as a non-root user (needs root; slow)"
 	@echo "make lint      check formatting, lint, types, import layers, names"
 	@echo "make fix       auto-fix formatting and lint"
@@ -146,6 +147,10 @@ test-debian:
 wheel: $(READY)
 	$(BIN)/python scripts/build_wheel.py $(WHEEL_ARGS)
 	$(BIN)/python scripts/check_wheel.py $(abspath $(or $(CHECK_PYTHONS),$(wildcard $(BIN)/python .venv-torch-*/bin/python)))
+
+# Needs debootstrap and root, as make test-debian. DEBIAN: bookworm or trixie only; WHEEL_ARGS: --torch 2.13.0
+test-wheel:
+	$(PYTHON) -m tests.tools.wheel_on_debian $(DEBIAN) $(WHEEL_ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check

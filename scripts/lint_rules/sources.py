@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import io
+import os
 import re
 import subprocess
 import tokenize
@@ -49,13 +50,15 @@ def _walk(*patterns: str) -> list[Path]:
     wanted = [pattern for pattern in patterns if not pattern.startswith(":")]
 
     def is_wanted(name: str) -> bool:
-        if any((part.startswith(".") and part != ".github") or part in _GENERATED for part in Path(name).parts[:-1]):
-            return False
         if any(name.startswith(f"{pattern}/") or fnmatch(name, pattern.replace("**/", "*")) for pattern in excluded):
             return False
         return any(fnmatch(name, pattern) for pattern in wanted)
 
-    return sorted(p for p in ROOT.rglob("*") if p.is_file() and is_wanted(str(p.relative_to(ROOT))))
+    found = []
+    for folder, folders, names in os.walk(ROOT):  # the environments below the root have a hundred times its files
+        folders[:] = [name for name in folders if name not in _GENERATED and (name[0] != "." or name == ".github")]
+        found += [path for name in names if is_wanted(str((path := Path(folder, name)).relative_to(ROOT)))]
+    return sorted(found)
 
 
 def changed_files() -> list[Path]:

@@ -131,11 +131,13 @@ def _server() -> Server:
     return _servers[0]
 
 
-#: Messages of jax if its CUDA plugin is installed and finds no driver, and of Triton (a part of CUDA builds of torch)
-#: when an interpreter ends after an exception.
+#: Messages of jax if its CUDA plugin is installed and finds no driver, of jaxlib 0.10.0 when a CPU with AVX-512 loads a
+#: program that it compiled itself, and of Triton (a part of CUDA builds of torch) when an interpreter ends after an
+#: exception.
 _LIBRARIES = re.compile(
     r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR\n"
     r"|I\d{4} .*Could not find cuda drivers on your machine, GPU will not be used\.\n"
+    r"|E\d{4} .*cpu_aot_loader\.cc:\d+\] .*feature \+prefer-no-(?:gather|scatter) is not +supported on the host.*\n"
     # Only a report that names types of Triton: one of jaxlib's objects would be a fault here.
     r"|nanobind: leaked .*\n(?:nanobind: leaked .*\n| - .*\n)*?"
     r' - leaked type "triton\._C\.libtriton.*\n(?:nanobind: leaked .*\n| - .*\n)*'

@@ -23,6 +23,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlparse
@@ -210,8 +211,8 @@ def check(debian: Debian, steps: list[Step]) -> list[str]:
     return failed
 
 
-def in_own_name_space() -> None:
-    """Restart this program in a separate mount namespace, which ends with it."""
+def in_own_name_space(module: str = "tests.tools.clean_debian") -> None:
+    """Restart a program in a separate mount namespace, which ends with it."""
     if os.environ.get("CLEAN_DEBIAN") == "inside":
         return
     for program in ("debootstrap", "unshare", "chroot"):
@@ -221,8 +222,19 @@ def in_own_name_space() -> None:
         raise SystemExit("clean_debian: chroot and mount need root")
     # No process namespace: no process in it would reap orphaned processes.
     command = ["unshare", "--mount", "--propagation", "private"]
-    again = [sys.executable, "-m", "tests.tools.clean_debian", *sys.argv[1:]]
+    again = [sys.executable, "-m", module, *sys.argv[1:]]
     sys.exit(subprocess.run([*command, *again], env=os.environ | {"CLEAN_DEBIAN": "inside"}).returncode)
+
+
+def make_systems(suites: Iterable[str], folder: Path, address: str | None) -> Iterator[Debian]:
+    """Bootstrap systems one after another, from a mirror or from that of apt."""
+    folder.mkdir(parents=True, exist_ok=True)
+    address = address or mirror(output("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)"))
+    for suite in suites:
+        debian = Debian(suite, folder.resolve())
+        debian.make(address)
+        debian.mount()
+        yield debian
 
 
 def main() -> int:
@@ -235,13 +247,8 @@ def main() -> int:
     options = parser.parse_args()
     in_own_name_space()
     signal.signal(signal.SIGINT, signal.default_int_handler)  # children of a background job ignore it
-    options.folder.mkdir(parents=True, exist_ok=True)
-    address = options.mirror or mirror(output("apt-get", "indextargets", "--format", "$(CODENAME) $(REPO_URI)"))
     failed = 0
-    for suite in options.suites:
-        debian = Debian(suite, options.folder.resolve())
-        debian.make(address)
-        debian.mount()
+    for debian in make_systems(options.suites, options.folder, options.mirror):
         failed += len(check(debian, [step for step in STEPS if not (options.quick and step.long)]))
     return bool(failed)
 

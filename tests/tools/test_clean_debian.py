@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.helpers import ROOT
-from tests.tools import clean_debian
+from tests.tools import clean_debian, version_matrix, wheel_on_debian
 
 CONFIG = """\
 :env:.find-links='/wheels'
@@ -51,3 +51,12 @@ def test_steps_name_existing_paths() -> None:
     targets = (ROOT / "Makefile").read_text()
     assert all(f"\n{target}:" in targets for target in ("demo", "test", "smoke", "test-debian"))
     assert len({step.name for step in clean_debian.STEPS}) == len(clean_debian.STEPS)
+
+
+def test_the_wheel_is_checked_with_each_minor_release_of_torch() -> None:
+    supported = {version_matrix.minor(cell.torch) for cell in version_matrix.MATRIX}
+    assert {version_matrix.minor(torch) for torch in wheel_on_debian.TORCHES} == supported
+    assert "\ntest-wheel:" in (ROOT / "Makefile").read_text()
+    for torch in wheel_on_debian.TORCHES:
+        install, check = wheel_on_debian.steps(torch, "a.whl")
+        assert f"torch=={torch} jax" in install.command and check.words == (f"check_wheel: torch {torch}",)

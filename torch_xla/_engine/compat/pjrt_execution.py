@@ -141,6 +141,7 @@ def x64_setter() -> tuple[Callable[[Any], Any], Callable[[Any], Any]] | tuple[No
     return state.swap_local, state.set_local
 
 
+@functools.cache
 def wide_options() -> list[Option]:
     """Return the only option that ``raw_device_put`` depends on, 64-bit types. Requires x64_setter."""
     swap, restore = x64_setter()
@@ -155,7 +156,7 @@ def isolating_options(keep_promotion: bool = False) -> list[Option]:
 
     With ``keep_promotion`` the user's dtype promotion stays: a user's function is traced.
     """
-    found = wide_options()
+    found = list(wide_options())
     for name, (entry, value) in _OPTIONS.items():
         state = None if keep_promotion and name in _PROMOTION else entry.resolve_or_none()
         if state is not None and hasattr(state, "swap_local"):

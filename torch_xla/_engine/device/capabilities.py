@@ -36,7 +36,12 @@ _SHARED = 1 << 16
 def runs_in_process(device: jax.Device) -> bool:
     """Whether programs of the device run in this process and find its custom calls: jaxlib's own CPU client."""
     # The name alone does not decide. It comes first because devices that are compiled for (aot) have no backend.
-    return device.platform == "cpu" and jax.extend.backend.backends().get("cpu") is device.client
+    return device.platform == "cpu" and _is_jaxlib_cpu(device.client)
+
+
+@functools.cache
+def _is_jaxlib_cpu(client: Any) -> bool:
+    return jax.extend.backend.backends().get("cpu") is client
 
 
 def default_runs_in_process() -> bool:

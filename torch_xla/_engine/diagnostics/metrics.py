@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from torch_xla._engine import recorder
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
@@ -140,16 +139,27 @@ def sample(name: str, value: float, show: Callable[[float], str] = format_value)
     metric(name, show).add(value)
 
 
-@contextmanager
-def record_time(name: str) -> Iterator[None]:
-    """Add the duration of the block in nanoseconds to the metric ``name``, unless the block raises.
+class record_time(step_timings.timed_block):
+    """Context that adds its duration in nanoseconds to the metric ``name``, unless the block raises.
 
     The block's exclusive time is also added to this thread's step (step_timings) under the same name.
     """
-    start = time.perf_counter_ns()
-    with step_timings.timed_block(name):
-        yield
-    metric(name, format_time).add(time.perf_counter_ns() - start)
+
+    __slots__ = ("_began",)
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._began = 0
+
+    def __enter__(self) -> record_time:
+        self._began = time.perf_counter_ns()
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        super().__exit__()
+        if kind is None:
+            metric(self.kind, format_time).add(time.perf_counter_ns() - self._began)
 
 
 class _Counters(dict[str, Callable[[int], None]]):

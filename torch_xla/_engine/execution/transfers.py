@@ -64,28 +64,26 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
         # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
         # A tensor on another device (CUDA) passes through the host.
         shares = capabilities.shares_host_memory(place)
-        own = _copy_to_host(tensor, copy=shares)
-        flat = own.dim() > _MOST_DIMS
-        host = _to_host(own.reshape(-1) if flat else own)
-        with recorder.enable_x64():
+        flat = tensor.dim() > _MOST_DIMS
+        host = _copy_to_host(tensor.reshape(-1) if flat else tensor, copy=shares)
+        with recorder.allow_transfers(wide=True):
             buffer = spmd.upload(host, place)
-            buffer = buffer.reshape(own.shape) if flat else buffer
-            if not shares:  # the caller may overwrite its tensor after the return
-                buffer.block_until_ready()
+        if flat:
+            buffer = _reshape(buffer, tensor.shape)
+        if not shares:  # the caller may overwrite its tensor after the return
+            buffer.block_until_ready()
     metrics.metric("OutboundData", metrics.format_bytes).add(host.nbytes)
     _record_provenance("upload")
     _log.info("to xla:%d: %s%s", ordinal, tensor.dtype, list(tensor.shape))
     return buffer
 
 
-def _copy_to_host(tensor: torch.Tensor, copy: bool) -> torch.Tensor:
+def _copy_to_host(tensor: torch.Tensor, copy: bool) -> np.ndarray:
     """Return the values in the storage dtype, in memory of the CPU: that of the tensor if ``copy`` is false."""
     dtype = dtypes.storage_dtype(tensor.dtype)
     if copy and tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.nbytes <= _MOST_SERIAL_BYTES:
-        own = torch.empty_like(tensor)
-        ctypes.memmove(own.data_ptr(), tensor.data_ptr(), tensor.nbytes)
-        return own
-    return tensor.to("cpu", dtype, copy=copy)
+        return _to_host(tensor).copy()
+    return _to_host(tensor.to("cpu", dtype, copy=copy))
 
 
 def _upload_abstract(tensor: torch.Tensor, place: jax.Device) -> AbstractArray:
@@ -99,9 +97,9 @@ def _to_host(tensor: torch.Tensor) -> np.ndarray:
     return view
 
 
-def _flat(buffer: jax.Array) -> jax.Array:
+def _reshape(buffer: jax.Array, shape: Sequence[int]) -> jax.Array:
     with recorder.enable_x64():
-        return buffer.reshape(-1)
+        return buffer.reshape(shape)
 
 
 def _record_provenance(kind: str) -> None:
@@ -130,12 +128,13 @@ def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torc
         with step_timings.timed_block("wait"), profiler_spans.span("wait"):
             buffer.block_until_ready()
         profiler_spans.flush_finished_events()
-        host = _flat(buffer) if buffer.ndim > _MOST_DIMS else spmd.unpad(spmd.gather_to_host(buffer), shape)
+        host = _reshape(buffer, (-1,)) if buffer.ndim > _MOST_DIMS else spmd.unpad(spmd.gather_to_host(buffer), shape)
         host = np.ascontiguousarray(host)
         # Memory allocated by torch: a tensor that shares memory with numpy could not be resized.
         tensor = torch.empty(shape, dtype=dtypes.torch_dtype(buffer.dtype))
         ctypes.memmove(tensor.data_ptr(), host.ctypes.data, host.nbytes)
-        tensor = tensor.to(dtype)
+        if tensor.dtype != dtype:
+            tensor = tensor.to(dtype)
     metrics.metric("InboundData", metrics.format_bytes).add(host.nbytes)
     if not step_timings.current_fallback():
         step_timings.record_read(user_frames.user_line(), time.perf_counter_ns() - start)

@@ -38,9 +38,16 @@ def enable_x64(keep_promotion: bool = False) -> AbstractContextManager[Any]:
     return found
 
 
-def allow_transfers() -> AbstractContextManager[Any]:
-    """Allow transfers of this thread, independent of the user's jax_transfer_guard. Returns a context manager."""
-    found: AbstractContextManager[Any] = bindings().WideTypes([], *pjrt_execution.transfer_guard())
+def allow_transfers(wide: bool = False) -> AbstractContextManager[Any]:
+    """Allow transfers of this thread, independent of the user's jax_transfer_guard. Returns a context manager.
+
+    With ``wide`` values of 64 bits keep their type on the device, which uploads need. Other than ``enable_x64`` this
+    sets no options of tracing: it costs a third.
+    """
+    if wide and pjrt_execution.x64_setter()[0] is None:
+        return enable_x64()
+    options = pjrt_execution.wide_options() if wide else []
+    found: AbstractContextManager[Any] = bindings().WideTypes(options, *pjrt_execution.transfer_guard())
     return found
 
 

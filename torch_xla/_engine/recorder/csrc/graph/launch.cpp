@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 #include <pybind11/stl.h>
 
+#include <array>
 #include <cstring>
 #include <thread>
 #include <unordered_map>
@@ -31,7 +32,7 @@ class JaxConfigScope {
     }
     if (guard_ && !guard_.is_none()) {
       levels_ = guard_();
-      for (const char* kind : kKinds) {
+      for (const py::handle kind : kinds()) {
         before_.append(levels_.attr(kind));
         levels_.attr(kind) = allow_;
       }
@@ -41,7 +42,7 @@ class JaxConfigScope {
   void leave() {
     const py::list before = std::exchange(before_, py::list());
     for (size_t i = options_.size(); i < before.size(); ++i) {
-      levels_.attr(kKinds[i - options_.size()]) = before[i];
+      levels_.attr(kinds()[i - options_.size()]) = before[i];
     }
     for (size_t i = options_.size(); i-- > 0;) {
       options_[i][py::int_(1)](before[i]);
@@ -49,7 +50,14 @@ class JaxConfigScope {
   }
 
  private:
-  static constexpr const char* kKinds[] = {"host_to_device", "device_to_device", "device_to_host"};
+  // Names of the guards as strings of Python, which live as long as the process.
+  static const std::array<py::handle, 3>& kinds() {
+    static const std::array<py::handle, 3> names{PyUnicode_InternFromString("host_to_device"),
+                                                 PyUnicode_InternFromString("device_to_device"),
+                                                 PyUnicode_InternFromString("device_to_host")};
+    return names;
+  }
+
   py::list options_;  // of (new value -> old value, old value -> None, value)
   py::object guard_;  // -> this thread's transfer guard levels; may be None
   py::object allow_;  // the level that allows transfers
