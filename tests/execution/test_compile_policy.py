@@ -320,7 +320,8 @@ def test_another_default_dtype_is_compiled(eager: None) -> None:
         y = x.sqrt()
     finally:
         torch.set_default_dtype(torch.float32)
-    assert y.cpu().dtype == torch.float64 and torch.equal(y.cpu(), torch.arange(3).double().sqrt())
+    expected = torch.arange(3).double().sqrt()  # MKL rounds the last bit of some differently
+    torch.testing.assert_close(y.cpu(), expected, rtol=1e-15, atol=0)
 
 
 def test_results_share_no_memory(eager: None) -> None:

@@ -30,7 +30,7 @@ _PREPARE = (
 def steps(torch: str, wheel: str) -> list[Step]:
     """Return the steps for one torch release; the wheel is in the user's home."""
     install = f"python3 -m venv venv && venv/bin/pip install --quiet --no-cache-dir torch=={torch} jax"
-    check = f"venv/bin/python check_wheel.py --wheel {wheel} venv/bin/python"
+    check = f"venv/bin/python check_wheel.py --wheel {wheel} $HOME/venv/bin/python"
     return [
         Step(f"pip install torch=={torch} jax", f"rm -rf venv && {install}", environment=_UNPINNED),
         Step(f"torch {torch}: the wheel", check, words=(f"check_wheel: torch {torch}",), environment=_UNPINNED),
@@ -75,7 +75,8 @@ def main() -> int:
     clean_debian.in_own_name_space("tests.tools.wheel_on_debian")
     wheel = options.wheel or max((ROOT / "dist").glob("*.whl"), key=lambda file: file.stat().st_mtime)
     systems = clean_debian.make_systems(options.suites, options.folder, options.mirror)
-    return int(any([check(debian, wheel, options.torch) for debian in systems]))
+    failed = [name for debian in systems for name in check(debian, wheel, options.torch)]
+    return bool(failed)
 
 
 if __name__ == "__main__":

@@ -156,9 +156,9 @@ class record_time(step_timings.timed_block):
         super().__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        super().__exit__()
-        if kind is None:
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        if error[0] is None:
             metric(self.kind, format_time).add(time.perf_counter_ns() - self._began)
 
 
