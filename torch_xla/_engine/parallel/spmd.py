@@ -117,14 +117,14 @@ def upload_sharding(layout: Layout, parts: bool = False) -> Iterator[None]:
 def upload(host: np.ndarray, device: jax.Device) -> jax.Array:
     """Upload a host array to the device; with SPMD to all devices, replicated unless ``upload_sharding`` is active.
 
-    Requires ``enable_x64``. With SPMD this records the sharding of the next buffer.
+    Requires ``recorder.allow_transfers(wide=True)``. With SPMD this records the sharding of the next buffer.
     """
     if not replicas.is_spmd():
         return pjrt_execution.put_host_array(host, device)
     layout = upload_sharding_for(host.shape)
-    if not _uploads.parts or layout is replicated_sharding():
-        return reshard(host, layout)
     with recorder.enable_x64():
+        if not _uploads.parts or layout is replicated_sharding():
+            return reshard(host, layout)
         array = jax.make_array_from_process_local_data(layout, host)
     return note_buffer_sharding(array, layout)
 

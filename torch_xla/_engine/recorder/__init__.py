@@ -41,10 +41,10 @@ def enable_x64(keep_promotion: bool = False) -> AbstractContextManager[Any]:
 def allow_transfers(wide: bool = False) -> AbstractContextManager[Any]:
     """Allow transfers of this thread, independent of the user's jax_transfer_guard. Returns a context manager.
 
-    With ``wide`` values of 64 bits keep their type on the device, which uploads need. Other than ``enable_x64`` this
-    sets no options of tracing: it costs a third.
+    With ``wide`` values of 64 bits keep their type on the device, as an upload by ``raw_device_put`` needs. Unlike
+    ``enable_x64`` this sets no option for tracing, unless jax traces the upload.
     """
-    if wide and pjrt_execution.x64_setter()[0] is None:
+    if wide and (pjrt_execution.x64_setter()[0] is None or pjrt_execution.raw_device_put() is None):
         return enable_x64()
     options = pjrt_execution.wide_options() if wide else []
     found: AbstractContextManager[Any] = bindings().WideTypes(options, *pjrt_execution.transfer_guard())
