@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import os
 import random
 import signal
 import sys
@@ -282,6 +283,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0, help="also SIGINT at random moments, for so long")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    # As in the tests. By default the first training is interpreted, whose last bits may differ from those of a program.
+    os.environ.setdefault("TORCH_XLA_COMPILE_POLICY", "compile")
     for events in (("c_return",), EVENTS):
         print(f"{at_every_event(events, show=True)} interrupts at {'/'.join(events)}: nothing lost")
         print(f"{in_captured_steps(events, show=True)} at {'/'.join(events)} of captured steps: nothing lost")
