@@ -196,13 +196,18 @@ class Debian:
         return done.returncode == step.code and all(word in said for word in step.words), took
 
 
+def run_step(debian: Debian, step: Step) -> bool:
+    """Run a step and print its result; return whether it passed."""
+    passed, seconds = debian.run(step)
+    print(f"{debian.suite}: {step.name}: {'passed' if passed else 'FAILED'}, {seconds:.0f} s", flush=True)
+    return passed
+
+
 def check(debian: Debian, steps: list[Step]) -> list[str]:
     """Run the steps and print their results; return the names of those that failed."""
     failed = []
     for number, step in enumerate(steps):
-        held, took = debian.run(step)
-        print(f"{debian.suite}: {step.name}: {'held' if held else 'FAILED'}, {took:.0f} s", flush=True)
-        if not held:
+        if not run_step(debian, step):
             failed.append(step.name)
             if not step.name.startswith("doctor"):
                 break  # later steps need it

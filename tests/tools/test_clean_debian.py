@@ -58,5 +58,5 @@ def test_the_wheel_is_checked_with_each_minor_release_of_torch() -> None:
     assert {version_matrix.minor(torch) for torch in wheel_on_debian.TORCHES} == supported
     assert "\ntest-wheel:" in (ROOT / "Makefile").read_text()
     for torch in wheel_on_debian.TORCHES:
-        install, check = wheel_on_debian.steps(torch, "a.whl")
+        install, check = wheel_on_debian.make_steps(torch, "a.whl")
         assert f"torch=={torch} jax" in install.command and check.words == (f"check_wheel: torch {torch}",)

@@ -5,7 +5,7 @@
 Bootstraps each system with the Python of Debian and no compiler, installs each torch with the newest jax for that
 Python as a user, and runs scripts/check_wheel.py there: from ``pip install`` of the wheel to the first training step in
 at most ten seconds. Needs what ``make test-debian`` needs, and ``make wheel`` before. Each torch with CUDA's libraries
-takes 6 GB, which are removed after its check.
+takes 6 GB, which are removed before the next.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PREPARE = (
 )
 
 
-def steps(torch: str, wheel: str) -> list[Step]:
+def make_steps(torch: str, wheel: str) -> list[Step]:
     """Return the steps for one torch release; the wheel is in the user's home."""
     install = f"python3 -m venv venv && venv/bin/pip install --quiet --no-cache-dir torch=={torch} jax"
     check = f"venv/bin/python check_wheel.py --wheel {wheel} $HOME/venv/bin/python"
@@ -51,9 +51,8 @@ def check(debian: Debian, wheel: Path, torches: list[str]) -> list[str]:
         Step("no compiler", "for name in c++ cc g++ gcc clang make; do ! command -v $name || exit 1; done"),
     ]
     failed = []
-    for number, step in enumerate([*first, *(step for torch in torches for step in steps(torch, wheel.name))]):
-        passed, seconds = debian.run(step)
-        print(f"{debian.suite}: {step.name}: {'passed' if passed else 'FAILED'}, {seconds:.0f} s", flush=True)
+    for number, step in enumerate([*first, *(step for torch in torches for step in make_steps(torch, wheel.name))]):
+        passed = clean_debian.run_step(debian, step)
         if step.words:
             print("\n".join(line for line in debian.log.read_text().splitlines()[-3:] if "check_wheel" in line))
         if not passed:

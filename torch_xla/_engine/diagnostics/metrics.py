@@ -145,21 +145,12 @@ class record_time(step_timings.timed_block):
     The block's exclusive time is also added to this thread's step (step_timings) under the same name.
     """
 
-    __slots__ = ("_began",)
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self._began = 0
-
-    def __enter__(self) -> record_time:
-        self._began = time.perf_counter_ns()
-        super().__enter__()
-        return self
+    __slots__ = ()
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         if error[0] is None:
-            metric(self.kind, format_time).add(time.perf_counter_ns() - self._began)
+            metric(self.kind, format_time).add(self.total)
 
 
 class _Counters(dict[str, Callable[[int], None]]):
