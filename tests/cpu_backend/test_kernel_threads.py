@@ -158,7 +158,7 @@ def test_an_upload_starts_no_team() -> None:
 def test_a_team_sleeps_between_kernels_only() -> None:
     """Seven times in each kernel where OpenMP has more threads than cores. Those of the main thread's team count.
 
-    It sleeps more often while other processes have a core; the round with the fewest of them counts.
+    Threads wait for a preempted one without limit: it sleeps as often while other processes have a core.
     """
     run_script(
         _TWO_TEAMS
@@ -170,15 +170,13 @@ def test_a_team_sleeps_between_kernels_only() -> None:
     forward(x, w)
     for _ in range(5):
         step()
-    of_each_kernel = []
-    while len(of_each_kernel) < 5 and not any(count < 3 for count in of_each_kernel):
-        before = sleeps()
-        for _ in range(40):
-            step()
-        of_each_kernel.append(max(after - before.get(name, 0) for name, after in sleeps().items()) / 40 / 6)
-    assert 0.1 < min(of_each_kernel) < 3, of_each_kernel
+    before = sleeps()
+    for _ in range(40):
+        step()
+    of_each_kernel = max(after - before.get(name, 0) for name, after in sleeps().items()) / 40 / 6
+    assert 0.1 < of_each_kernel < 3, of_each_kernel
     """,
-        **_ACTIVE,
+        GOMP_SPINCOUNT="30000000000",
     )
 
 

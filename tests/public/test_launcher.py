@@ -214,6 +214,30 @@ def test_workers_end_when_launcher_is_killed(place: Path) -> None:
     launcher.wait()  # the fixture checks that no process is left
 
 
+# The first process of many containers does not wait for the orphans that it adopts: they stay, as zombies.
+INIT_THAT_NEVER_WAITS = """
+import ctypes, subprocess, sys
+PR_SET_CHILD_SUBREAPER = 36
+assert ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1) == 0
+worker = subprocess.Popen(["bash", "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+worker.stdin.write("export X=1\\n\\n")
+worker.stdin.flush()
+assert sys.argv[2] == "immediately" or worker.stdout.readline() == "started\\n"
+worker.stdin.close()
+worker.wait(30)
+"""
+
+
+@pytest.mark.parametrize("ends", ["immediately", "while it runs"])
+def test_end_of_a_launcher_where_zombies_stay(monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
+    """Immediately: perhaps before the command's process leads a group."""
+    monkeypatch.setattr(remote_scripts, "PATIENCE", 600)
+    command = ["--local=1", "--", "bash", "-c", "(sleep 600 &); echo started; sleep 600"]
+    job = parse_job(get_args_parser().parse_args(command))
+    script = remote_scripts.run_script(job, {remote_scripts.MARK: "zombies", "RANK": "0"})
+    subprocess.run([sys.executable, "-c", INIT_THAT_NEVER_WAITS, script, ends], check=True)
+
+
 def test_restart_after_a_lost_connection(fakes: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert xla_dist.main(["--hosts=a,b", "--", "bash", "-c", "kill -KILL $$"]) == 128 + signal.SIGKILL
     assert xla_dist.main(["--hosts=a,b", "--", "bash", "-c", "exit 255"]) == 254

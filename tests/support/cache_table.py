@@ -45,6 +45,7 @@ _engine/compat/pjrt_execution:_aval     the shape and dtype that it describes
 _engine/compat/pjrt_execution:_on_device the device that it names
 _engine/compat/pjrt_execution:raw_device_put no arguments; a function of the installed jaxlib
 _engine/compat/pjrt_execution:transfer_guard no arguments; names of the installed jax, whose state is read at each use
+_engine/compat/pjrt_execution:wide_options no arguments; setters of the installed jax and a constant
 _engine/compat/pjrt_execution:x64_setter no arguments; names of the installed jax, whose state is read at each use
 _engine/compat/flex_attention:without_dynamo the function itself, which torch defines once
 _engine/compat/flop_formulas:_formulas   the name of an op; the formulas of the installed torch
@@ -55,6 +56,7 @@ _engine/base/sharding_ids:_numbers      jax's sharding (mesh and spec by value) 
 _engine/base/sharding_ids:padded_shape  shape and sharding, which determine the result; both compared by value
 _engine/device/devices:devices          no arguments; the backend starts once, and a forked child gets an error
 _engine/device/pjrt_plugins:_registered a registry by name; a later plugin of that name replaces the first
+_engine/device/capabilities:_is_jaxlib_cpu the client; jax creates its own CPU client once
 _engine/device/capabilities:_shares_host_memory the client, whose behavior is fixed when it starts
 _engine/device/capabilities:_donates_buffers the client, whose behavior is fixed when it starts
 _engine/device/capabilities:can_decompose the client and the name of a decomposition; the installed jax has its rules
@@ -195,6 +197,7 @@ runtime/python_hooks.cpp:depth_         the nesting depth of a thread inside the
 runtime/python_hooks.cpp:gate           one gate in a process
 runtime/python_hooks.cpp:handler        the previous terminate handler
 runtime/python_hooks.cpp:devices_lost_message a message for the end of the process
+graph/launch.cpp:names                  three constant texts as objects of Python, never freed
 graph/launch.cpp:inputs                 not a cache: lives for one launch
 graph/launch.h:last_arrays              of one executable, with last_floats and last_ints, compared bit by bit
 graph/launch.h:last_floats              see last_arrays

@@ -24,17 +24,29 @@ _READ_BY_DOCKER = re.compile(r"DOCKER_.*|LD_.*|HOME|PATH")
 
 # The launcher sends a line of variables through the script's standard input, then an empty line, and holds it open as
 # long as it lives. Without the empty line (as in the output of --dry-run) end of input does not end the command.
+# A process that has ended still receives signals until its parent waits for it, which the first process of a container
+# may never do: both scripts look at the states of processes (Z: ended) instead of the result of kill -0.
+# "finish" gets the command's process where it may not lead a group yet, because the launcher ended immediately.
 _GUARD = """\
 exec 3<&0
 IFS= read -r -u 3 exports || {{ echo "xla_dist: the connection to this worker forwards no input" >&2; exit 126; }}
 {exports}=$exports setsid bash -c {command} </dev/null 3<&- &
 job=$!
+has_process() {{
+  for stat in /proc/[0-9]*/stat; do
+    line=
+    IFS= read -r -d "" line <"$stat"
+    set -- ${{line##*) }}
+    [ "$3" = $job ] && [ "$1" != Z ] && return
+  done
+  return 1
+}}
 finish() {{
-  {before_end}kill -TERM -- -$job || return
-  for _ in $(seq {patience}); do kill -0 -- -$job || return; sleep 0.1; done
+  {before_end}kill -TERM -- -$job || kill -TERM $1 || return
+  for _ in $(seq {patience}); do has_process || return; sleep 0.1; done
   kill -KILL -- -$job
 }} 2>/dev/null
-( read -r -u 3 _ && {{ while read -r -u 3 _; do :; done; finish; }} ) &
+( read -r -u 3 _ && {{ while read -r -u 3 _; do :; done; finish $job; }} ) &
 watch=$!
 trap : TERM INT HUP
 wait $job
@@ -50,8 +62,17 @@ found=
 for process in /proc/[0-9]*; do
   if grep -qzE {pattern} "$process/environ" 2>/dev/null; then found="$found ${{process#/proc/}}"; fi
 done
+has_process() {{
+  for process in $found; do
+    line=
+    IFS= read -r -d "" line <"/proc/$process/stat"
+    set -- ${{line##*) }}
+    [ "${{1:-Z}}" != Z ] && return
+  done
+  return 1
+}} 2>/dev/null
 [ -z "$found" ] || kill -TERM $found 2>/dev/null
-for _ in $(seq 50); do [ -z "$found" ] || ! kill -0 $found 2>/dev/null && exit 0; sleep 0.1; done
+for _ in $(seq 50); do has_process || exit 0; sleep 0.1; done
 kill -KILL $found 2>/dev/null
 exit 0
 """
