@@ -1,7 +1,8 @@
 """Applies a static banded matrix along one dimension; used by resampling and adaptive average pooling.
 
 Row o of a BandedMatrix lists the few inputs that contribute to output o, and their weights. The transpose, which
-computes gradients, is a BandedMatrix as well, so that neither direction scatters.
+computes gradients, is a BandedMatrix as well, so that neither direction scatters. Where rows repeat with a short
+period, as for integer ratios of sizes, inputs are read by slices (see stencils.py), else by gathers.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
+
+from torch_xla._engine.lowering import stencils
 
 # Wider bands use one gather and one sum; narrower ones use a chain of gathers, which fuses best.
 _MOST_UNROLLED = 8
@@ -56,17 +59,20 @@ class BandedMatrix:
         width = self.index.shape[1]
         if self._is_identity():
             return x
+        periodic = stencils.find_stencils(self.index, self.weights, self.inputs)
+        if periodic is not None:
+            return stencils.apply_stencils(periodic, x, axis)
 
         def take(index: NDArray[Any]) -> jax.Array:
             return jnp.take(x, index, axis=axis, mode="clip")
 
         shape = [-1 if i == axis else 1 for i in range(x.ndim)]
         if width <= _MOST_UNROLLED:
-            terms = [_scale(take(self.index[:, k]), self.weights[:, k].reshape(shape)) for k in range(width)]
+            terms = [stencils.scale(take(self.index[:, k]), self.weights[:, k].reshape(shape)) for k in range(width)]
             return functools.reduce(jnp.add, terms)
         shape[axis : axis + 1] = self.index.shape
         taken = take(self.index.reshape(-1)).reshape(*x.shape[:axis], *self.index.shape, *x.shape[axis + 1 :])
-        return _scale(taken, self.weights.reshape(shape)).sum(axis + 1)
+        return stencils.scale(taken, self.weights.reshape(shape)).sum(axis + 1)
 
     def is_selection(self) -> bool:
         """Return whether every output is a copy of one input."""
@@ -74,10 +80,3 @@ class BandedMatrix:
 
     def _is_identity(self) -> bool:
         return self.is_selection() and np.array_equal(self.index[:, 0], np.arange(self.inputs))
-
-
-def _scale(x: jax.Array, weights: NDArray[Any]) -> jax.Array:
-    if np.all(weights == 1):
-        return x
-    # a padded entry must not turn an infinity into a NaN
-    return jnp.where(weights == 0, 0, x * weights.astype(x.dtype))

@@ -158,7 +158,7 @@ def _apply(bands: Sequence[BandedMatrix], x: jax.Array) -> jax.Array:
 
 
 def _each_dimension(bands: Sequence[BandedMatrix], x: jax.Array) -> jax.Array:
-    for axis, band in enumerate(bands, 2):
+    for axis, band in reversed(list(enumerate(bands, 2))):  # as torch; the innermost loops read the smaller array
         x = band.apply(x, axis)
     return x
 
