@@ -30,58 +30,58 @@ from torch_xla._engine.lowering.rules.matmul import precision_for
 Arrays = Sequence[jax.Array]
 
 
-def _identity(gates: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _add(inputs: Arrays, hidden: Arrays) -> list[jax.Array]:
+    return [a + b for a, b in zip(inputs, hidden, strict=True)]
+
+
+def _repeat(gates: Arrays) -> tuple[Arrays, Arrays]:
     return gates, gates
 
 
-def _add(inputs: jax.Array, hidden: jax.Array) -> jax.Array:
-    return inputs + hidden
-
-
-def _lstm(gates: jax.Array, _: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
-    i, f, g, o = jnp.split(gates, 4, -1)
+def _lstm(gates: Arrays, _: jax.Array, c: jax.Array) -> tuple[jax.Array, jax.Array]:
+    i, f, g, o = gates
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(c), c
 
 
-def _gru(gates: jax.Array, h: jax.Array) -> tuple[jax.Array]:
-    r, z, n, n_hidden = jnp.split(gates, 4, -1)
+def _gru(gates: Arrays, h: jax.Array) -> tuple[jax.Array]:
+    r, z, n, n_hidden = gates
     z, n = jax.nn.sigmoid(z), jnp.tanh(n + jax.nn.sigmoid(r) * n_hidden)
     return ((h - n) * z + n,)
 
 
-def _join_gru(inputs: jax.Array, hidden: jax.Array) -> jax.Array:
+def _join_gru(inputs: Arrays, hidden: Arrays) -> list[jax.Array]:
     """Sum the projections for r and z; keep both for n, where r scales the hidden one."""
-    k = inputs.shape[-1] // 3 * 2
-    return jnp.concatenate([inputs[..., :k] + hidden[..., :k], inputs[..., k:], hidden[..., k:]], -1)
+    return [*_add(inputs[:2], hidden[:2]), inputs[2], hidden[2]]
 
 
-def _split_gru(gates: jax.Array) -> tuple[jax.Array, jax.Array]:
-    k = gates.shape[-1] // 2
-    both, n, n_hidden = gates[..., :k], gates[..., k : k + k // 2], gates[..., k + k // 2 :]
-    return jnp.concatenate([both, n], -1), jnp.concatenate([both, n_hidden], -1)
+def _split_gru(gates: Arrays) -> tuple[Arrays, Arrays]:
+    r, z, n, n_hidden = gates
+    return [r, z, n], [r, z, n_hidden]
 
 
 @dataclass(frozen=True)
 class Cell:
     """One kind of cell, as torch defines it: everything but the projections, elementwise.
 
-    ``join(inputs, hidden)`` combines the projections into the pre-activations ``gates``, and ``split`` is its
-    transpose. ``step(gates, h, *c)`` returns the next ``(h, *c)``.
+    ``join(inputs, hidden)`` combines the projections, a list with a block [B, H] for each gate, into the
+    pre-activations, also by blocks, and ``split`` is its transpose. ``step(gates, h, *c)`` returns the next
+    ``(h, *c)``.
     """
 
     states: int  # 2 if it has a cell state, else 1
+    projected: int  # blocks of H in each projection
     saved: int  # blocks of H in the pre-activations
     step: Callable[..., tuple[jax.Array, ...]]
-    join: Callable[[jax.Array, jax.Array], jax.Array] = _add
-    split: Callable[[jax.Array], tuple[jax.Array, jax.Array]] = _identity
+    join: Callable[[Arrays, Arrays], list[jax.Array]] = _add
+    split: Callable[[Arrays], tuple[Arrays, Arrays]] = _repeat
 
 
 CELLS = {
-    "lstm": Cell(2, 4, _lstm),
-    "gru": Cell(1, 4, _gru, _join_gru, _split_gru),
-    "rnn_tanh": Cell(1, 1, lambda gates, _: (jnp.tanh(gates),)),
-    "rnn_relu": Cell(1, 1, lambda gates, _: (jax.nn.relu(gates),)),
+    "lstm": Cell(2, 4, 4, _lstm),
+    "gru": Cell(1, 3, 4, _gru, _join_gru, _split_gru),
+    "rnn_tanh": Cell(1, 1, 1, lambda gates, _: (jnp.tanh(gates[0]),)),
+    "rnn_relu": Cell(1, 1, 1, lambda gates, _: (jax.nn.relu(gates[0]),)),
 }
 
 
@@ -116,6 +116,15 @@ def _active_steps(lengths: jax.Array | None, steps: int) -> jax.Array | None:
     return (jnp.arange(steps)[:, None] < lengths)[..., None]
 
 
+def _blocks(x: jax.Array, t: jax.Array, count: int) -> list[jax.Array]:
+    """Return the blocks [B, H] of x[t], where x is [T, B, count * H].
+
+    XLA does not combine a slice of x[t] with the slice that reads x[t]; on a CPU such loops are not vectorized.
+    """
+    width = x.shape[-1] // count
+    return [lax.dynamic_slice(x, (t, 0, k * width), (1, x.shape[1], width))[0] for k in range(count)]
+
+
 def _select(active: jax.Array | None, new: Arrays, old: Arrays) -> tuple[jax.Array, ...]:
     return tuple(new) if active is None else tuple(jnp.where(active, a, b) for a, b in zip(new, old, strict=True))
 
@@ -129,23 +138,25 @@ def _layer(
     wide = opmath(np.dtype(dtype))
     inputs = _matmul("tbi,gi->tbg", x, w.w_ih)
     inputs = inputs if w.b_ih is None else inputs + w.b_ih.astype(wide)
+    steps = jnp.arange(x.shape[0])
     w_hh, w_hr = w.w_hh.T, None if w.w_hr is None else w.w_hr.T
 
     def step(state: tuple[jax.Array, ...], xs: Any) -> tuple[tuple[jax.Array, ...], Any]:
-        given, active = xs
+        t, active = xs
         hidden = _matmul("bp,pg->bg", state[0].astype(dtype), w_hh)
         hidden = hidden if w.b_hh is None else hidden + w.b_hh.astype(wide)
-        gates = cell.join(given, hidden)
+        gates = cell.join(_blocks(inputs, t, cell.projected), jnp.split(hidden, cell.projected, -1))
         new = cell.step(gates, *state)
         unprojected: tuple[jax.Array, ...] = ()
         if w_hr is not None:
             unprojected = (new[0].astype(dtype),)
             new = (_matmul("bh,hp->bp", new[0].astype(dtype), w_hr), *new[1:])
         new = _select(active, new, state)
-        return new, (new[0].astype(dtype), gates.astype(dtype), *(c.astype(dtype) for c in new[1:]), *unprojected)
+        saved = jnp.concatenate(gates, -1).astype(dtype)
+        return new, (new[0].astype(dtype), saved, *(c.astype(dtype) for c in new[1:]), *unprojected)
 
     first = tuple(s.astype(wide) for s in state)
-    last, (output, *residuals) = lax.scan(step, first, (inputs, _active_steps(lengths, x.shape[0])), reverse=reverse)
+    last, (output, *residuals) = lax.scan(step, first, (steps, _active_steps(lengths, x.shape[0])), reverse=reverse)
     return [output, *(s.astype(dtype) for s in last), *residuals]
 
 
@@ -169,24 +180,25 @@ def _layer_backward(
     before = [_previous_states(s, states, reverse) for s, states in zip(state, after, strict=True)]
 
     def step(grad_state: tuple[jax.Array, ...], xs: Any) -> tuple[tuple[jax.Array, ...], Any]:
-        grad_output, gates, before, active = xs
+        grad_output, t, before, active = xs
         total = (grad_state[0] + grad_output.astype(wide), *grad_state[1:])
         taken = _select(active, total, [jnp.zeros_like(g) for g in total])
         grad_h = taken[0].astype(dtype)
         if w.w_hr is not None:
             taken = (_matmul("bp,ph->bh", grad_h, w.w_hr), *taken[1:])
         # The hidden state that an LSTM's cell ignores has the projection's width.
-        _, transpose = jax.vjp(cell.step, gates.astype(wide), *(b.astype(wide) for b in before))
+        blocks = [gate.astype(wide) for gate in _blocks(gates, t, cell.saved)]
+        _, transpose = jax.vjp(cell.step, blocks, *(b.astype(wide) for b in before))
         grad_gates, *grad_before = transpose(tuple(taken))
-        grad_hidden = cell.split(grad_gates)[1].astype(dtype)
+        grad_hidden = jnp.concatenate(cell.split(grad_gates)[1], -1).astype(dtype)
         grad_before[0] += _matmul("bg,gp->bp", grad_hidden, w.w_hh)
         projected = () if w.w_hr is None else (grad_h,)
-        return _select(active, grad_before, total), (grad_gates.astype(dtype), *projected)
+        return _select(active, grad_before, total), (jnp.concatenate(grad_gates, -1).astype(dtype), *projected)
 
     last = tuple(g.astype(wide) for g in grads[1:])
-    xs = (grads[0], gates, before, _active_steps(lengths, x.shape[0]))
+    xs = (grads[0], jnp.arange(x.shape[0]), before, _active_steps(lengths, x.shape[0]))
     first, (grad_gates, *grad_projected) = lax.scan(step, last, xs, reverse=not reverse)
-    grad_inputs, grad_hidden = cell.split(grad_gates)
+    grad_inputs, grad_hidden = (jnp.concatenate(g, -1) for g in cell.split(jnp.split(grad_gates, cell.saved, -1)))
     grad_weights = [_matmul("tbg,tbi->gi", grad_inputs, x), _matmul("tbg,tbp->gp", grad_hidden, before[0])]
     if w.b_ih is not None:
         grad_weights += [jnp.sum(g, (0, 1), dtype=wide) for g in (grad_inputs, grad_hidden)]
