@@ -168,6 +168,7 @@ def rows() -> list[Row]:
         *_convolutions("", 16, 64, 32, 128, 3, 2, 1), *_convolutions("", 8, 64, 56, 64, 1),
         *_convolutions(", depthwise", 8, 64, 56, 64, 3, 1, 1, 64),
         *_convolutions(", depthwise", 2, 16, 8, 16, 3, 1, 1, 16),
+        *_convolutions(" (ConvNeXt)", 8, 96, 28, 96, 7, 1, 3, 96),
         *_convolutions(", 4 groups", 8, 64, 28, 64, 3, 1, 1, 4), *_convolutions(" (ViT)", 8, 3, 64, 96, 16, 16),
         *_convolutions("", 1, 8, 8, 8, 3, 1, 1), *_convolutions(", bfloat16", 16, 64, 16, 64, 3, 1, 1, 1, bf16),
         *_convolutions(", float64", 16, 64, 16, 64, 3, 1, 1, 1, torch.float64),

@@ -6,6 +6,7 @@ That they compute what XLA's do: every test of lowering/ checks rules that may c
 from __future__ import annotations
 
 import copy
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -176,6 +177,56 @@ def test_taps_that_touch_padding_only() -> None:
     with counts() as moved:
         same(function, x, weights, rtol=2e-3, atol=2e-3)
     assert moved[CALLS] >= 2 * len(GEOMETRIES)
+
+
+#: (channels, image, kernel, padding, dilation) of depthwise convolutions with large kernels.
+DEPTHWISE = [
+    (64, (16, 16), (7, 7), 3, 1), (9, (13, 11), (5, 7), (2, 3), 1), (16, (9, 20), (4, 5), (3, 4), 2),
+    (40, (128,), (31,), 15, 1), (8, (440,), (9,), 12, 3), (5, (1650,), (4,), 0, 1), (3, (30, 40), (11, 1), 5, 1),
+    (70, (7, 7), (7, 7), 3, 1), (8, (133,), (64,), 32, 1),
+]  # fmt: skip
+
+
+def _depthwise_operands() -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = [
+        shape
+        for channels, image, kernel, *_ in DEPTHWISE
+        for shape in ((4, channels, *image), (channels, 1, *kernel), (channels,))
+    ]
+    return [torch.randn(shape) for shape in shapes]
+
+
+def _depthwise_gradients(given: tuple[bool, ...], stride: int, *operands: torch.Tensor) -> list[torch.Tensor]:
+    """Return the gradients of the given operands of each convolution: image, weight, bias."""
+    total, wanted = torch.zeros((), device=operands[0].device), []
+    for i, (channels, image, _, padding, dilation) in enumerate(DEPTHWISE):
+        leaves = [t.detach().requires_grad_(own) for t, own in zip(operands[3 * i : 3 * i + 3], given, strict=True)]
+        wanted += [leaf for leaf in leaves if leaf.requires_grad]
+        out = (F.conv1d if len(image) == 1 else F.conv2d)(*leaves, stride, padding, dilation, channels)
+        total = total + (out * torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out)).sum()
+    return list(torch.autograd.grad(total, wanted))
+
+
+@pytest.mark.parametrize("given", [(True, True, True), (False, True, False), (True, False, True), (False, True, True)])
+@pytest.mark.parametrize("stride", [1, 2])
+def test_large_depthwise_kernels(given: tuple[bool, ...], stride: int) -> None:
+    program_cache.cache.clear()
+    with counts() as moved:
+        same(functools.partial(_depthwise_gradients, given, stride), *_depthwise_operands(), rtol=2e-3, atol=2e-3)
+    assert moved[CALLS] >= (len(DEPTHWISE) if stride == 1 else 1)
+
+
+def test_large_depthwise_kernels_do_not_depend_on_threads() -> None:
+    operands = [tensor.to("xla") for tensor in _depthwise_operands()]
+    found, before = [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append([tensor.cpu() for tensor in _depthwise_gradients((False, True, False), 1, *operands)])
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
 def test_long_sums_lose_few_digits() -> None:

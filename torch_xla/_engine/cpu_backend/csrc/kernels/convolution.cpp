@@ -1,7 +1,8 @@
 // Convolutions and their gradients, by oneDNN where torch selects it.
 //
 // If all taps of a kernel but one touch only padding, as eight of nine do for a 3x3 kernel on a 1x1 image, only that
-// tap is used: in the last layers of a network for small images most multiplications are by zero.
+// tap is used: in the last layers of a network for small images most multiplications are by zero. The weight gradients
+// of large depthwise kernels are ours.
 
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "ffi_handler.h"
+#include "kernels/depthwise_gradient.h"
 
 namespace torch_xla::handlers {
 namespace {
@@ -102,9 +104,20 @@ void convolution_backward(const Tensors& in, Tensors& out, const Attributes& a) 
   const auto mask = a.integers("mask");
   const int64_t channels = in[0].size(1);
   const UsedTaps used(in[1], in[2], in[0].sizes(), a);
-  const auto gradients = at::convolution_backward(
+  auto wanted = flags(mask);
+  const bool is_depthwise = wanted[1] && used.is_all() && !a.flag("transposed") &&
+                            has_depthwise_weight_gradient(in[1], in[2], a.integers("stride"), a.integer("groups"));
+  if (is_depthwise) {
+    wanted = {wanted[0], false, false};  // oneDNN computes the bias' gradient with the weight's
+  }
+  auto gradients = at::convolution_backward(
       in[0], in[1], used.slice(in[2]), at::IntArrayRef(channels), a.integers("stride"), used.padding(),
-      a.integers("dilation"), a.flag("transposed"), a.integers("output_padding"), a.integer("groups"), flags(mask));
+      a.integers("dilation"), a.flag("transposed"), a.integers("output_padding"), a.integer("groups"), wanted);
+  if (is_depthwise) {
+    std::get<1>(gradients) =
+        depthwise_weight_gradient(in[0], in[1], in[2], a.integers("padding"), a.integers("dilation"));
+    std::get<2>(gradients) = in[0].flatten(2).sum({0, 2});
+  }
   const auto outputs = masked(out, mask);
   if (outputs[0] != nullptr) {
     outputs[0]->copy_(std::get<0>(gradients));
