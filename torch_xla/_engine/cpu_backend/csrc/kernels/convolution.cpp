@@ -8,7 +8,9 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/copy.h>
 
+#include <array>
 #include <optional>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -100,24 +102,34 @@ void convolution(const Tensors& in, Tensors& out, const Attributes& a) {
                                a.integer("groups")));
 }
 
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // of the image, the weight and the bias
+
+Gradients aten_gradients(const Tensors& in, const UsedTaps& used, const Attributes& a, std::array<bool, 3> mask) {
+  const int64_t channels = in[0].size(1);
+  return at::convolution_backward(in[0], in[1], used.slice(in[2]), at::IntArrayRef(channels), a.integers("stride"),
+                                  used.padding(), a.integers("dilation"), a.flag("transposed"),
+                                  a.integers("output_padding"), a.integer("groups"), mask);
+}
+
+Gradients gradients_of(const Tensors& in, const UsedTaps& used, const Attributes& a, std::array<bool, 3> mask) {
+  const bool is_ours = mask[1] && used.is_all() && !a.flag("transposed") &&
+                       has_depthwise_weight_gradient(in[1], in[2], a.integers("stride"), a.integer("groups"));
+  if (!is_ours) {
+    return aten_gradients(in, used, a, mask);
+  }
+  // oneDNN computes the gradient of a bias together with the weight's.
+  auto [image, weight, bias] = aten_gradients(in, used, a, {mask[0], false, false});
+  weight = depthwise_weight_gradient(in[0], in[1], in[2], a.integers("padding"), a.integers("dilation"));
+  if (mask[2]) {
+    bias = in[0].flatten(2).sum({0, 2});
+  }
+  return {image, weight, bias};
+}
+
 void convolution_backward(const Tensors& in, Tensors& out, const Attributes& a) {
   const auto mask = a.integers("mask");
-  const int64_t channels = in[0].size(1);
   const UsedTaps used(in[1], in[2], in[0].sizes(), a);
-  auto wanted = flags(mask);
-  const bool is_depthwise = wanted[1] && used.is_all() && !a.flag("transposed") &&
-                            has_depthwise_weight_gradient(in[1], in[2], a.integers("stride"), a.integer("groups"));
-  if (is_depthwise) {
-    wanted = {wanted[0], false, false};  // oneDNN computes the bias' gradient with the weight's
-  }
-  auto gradients = at::convolution_backward(
-      in[0], in[1], used.slice(in[2]), at::IntArrayRef(channels), a.integers("stride"), used.padding(),
-      a.integers("dilation"), a.flag("transposed"), a.integers("output_padding"), a.integer("groups"), wanted);
-  if (is_depthwise) {
-    std::get<1>(gradients) =
-        depthwise_weight_gradient(in[0], in[1], in[2], a.integers("padding"), a.integers("dilation"));
-    std::get<2>(gradients) = in[0].flatten(2).sum({0, 2});
-  }
+  const auto gradients = gradients_of(in, used, a, flags(mask));
   const auto outputs = masked(out, mask);
   if (outputs[0] != nullptr) {
     outputs[0]->copy_(std::get<0>(gradients));
