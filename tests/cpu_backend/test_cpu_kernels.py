@@ -217,6 +217,21 @@ def test_large_depthwise_kernels(given: tuple[bool, ...], stride: int) -> None:
     assert moved[CALLS] >= (len(DEPTHWISE) if stride == 1 else 1)
 
 
+def test_infinity_in_the_image_of_a_depthwise_kernel() -> None:
+    """It reaches the taps that touch it only."""
+    image, weight = torch.randn(2, 40, 12, 12), torch.randn(40, 1, 5, 5)
+    image[0, 3, 4, 11] = torch.inf
+
+    def gradient(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        w = w.detach().requires_grad_()
+        return torch.autograd.grad(F.conv2d(x, w, groups=40).sum(), w)[0].isfinite()
+
+    with counts() as moved:
+        found = gradient(image.to("xla"), weight.to("xla")).cpu()
+    expected = gradient(image, weight)
+    assert moved[CALLS] > 0 and torch.equal(found, expected) and 0 < int((~expected).sum()) < 25
+
+
 def test_large_depthwise_kernels_do_not_depend_on_threads() -> None:
     operands = [tensor.to("xla") for tensor in _depthwise_operands()]
     found, before = [], torch.get_num_threads()

@@ -1,8 +1,8 @@
 // Convolutions and their gradients, by oneDNN where torch selects it.
 //
 // If all taps of a kernel but one touch only padding, as eight of nine do for a 3x3 kernel on a 1x1 image, only that
-// tap is used: in the last layers of a network for small images most multiplications are by zero. The weight gradients
-// of large depthwise kernels are ours.
+// tap is used: in the last layers of a network for small images most multiplications are by zero. depthwise_gradient.cpp
+// computes the weight gradients of large depthwise kernels.
 
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
@@ -120,6 +120,9 @@ Gradients gradients_of(const Tensors& in, const UsedTaps& used, const Attributes
   // oneDNN computes the gradient of a bias together with the weight's.
   auto [image, weight, bias] = aten_gradients(in, used, a, {mask[0], false, false});
   weight = depthwise_weight_gradient(in[0], in[1], in[2], a.integers("padding"), a.integers("dilation"));
+  if (!weight.isfinite().all().item<bool>()) {
+    return aten_gradients(in, used, a, mask);
+  }
   if (mask[2]) {
     bias = in[0].flatten(2).sum({0, 2});
   }

@@ -14,8 +14,8 @@ bool has_depthwise_weight_gradient(const at::Tensor& image, const at::Tensor& we
 
 // Returns the gradient of the weight, float32[C, 1, taps...]: for each tap the sum over all images of the products of
 // `grad`, float32[N, C, outputs...], with the elements of `image`, float32[N, C, ...], that the tap multiplies. Call it
-// on the kernel thread. The result does not depend on the number of threads. An infinity in the image gives a NaN also for
-// taps in its row that do not touch it.
+// on the kernel thread. The result does not depend on the number of threads. It is not finite where ATen's is not, and
+// possibly at more taps: zeros beside the gradient meet the infinities of an image.
 at::Tensor depthwise_weight_gradient(const at::Tensor& grad, const at::Tensor& image, const at::Tensor& weight,
                                      at::IntArrayRef padding, at::IntArrayRef dilation);
 
