@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,7 +17,7 @@ from tests.support.helpers import run_script
 from torch_xla._engine import recorder
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.compilation import program_cache
-from torch_xla._engine.execution import compile_policy, executor
+from torch_xla._engine.execution import compile_policy, executor, value_errors
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.lowering import value_checks
 from torch_xla._engine.recorder import source_info
@@ -154,6 +156,40 @@ def test_a_read_raises_and_the_step_has_run(policy: str) -> None:
     torch_xla.sync()
     assert loss.isfinite().item()
     assert weight.cpu()[1, 0].item() == before[1, 0].item() - 0.5
+
+
+class _LateRow:
+    """The result of the checks of a program, which XLA notes as ready after the other results."""
+
+    def __init__(self, row: jax.Array) -> None:
+        self._row = row
+
+    def is_ready(self) -> bool:
+        return False
+
+    def copy_to_host_async(self) -> None:
+        pass
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        return np.asarray(self._row)
+
+
+def test_a_read_waits_for_the_checks_of_its_program_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It inspects earlier launches as well, and no later one."""
+    _set_policy(monkeypatch, "compile")
+    monkeypatch.setattr(value_errors.replica_program, "to_local_array", _LateRow)
+    x = torch.ones(4, 2, device="xla")
+    drawn = []
+    for index in (1, 9, 2, -7):
+        drawn.append(F.embedding(torch.tensor([index], device="xla"), x))
+        torch_xla.sync()
+    assert drawn[0].tolist() == [[1.0, 1.0]]
+    with pytest.raises(IndexError, match="index out of range in self"):
+        drawn[2].tolist()
+    assert drawn[2].tolist() == [[1.0, 1.0]]
+    with pytest.raises(IndexError, match="index out of range in self"):
+        torch_xla.sync(wait=True)
+    torch_xla.sync(wait=True)  # nothing is left to raise
 
 
 def test_the_first_failure_in_recorded_order_is_raised(policy: str) -> None:

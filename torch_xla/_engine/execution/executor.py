@@ -197,7 +197,7 @@ def _launch(
         raise xla_errors.translate_xla_error(error, f"running {found.outline}", run.device, found.outline) from error
     if found.checked is not None:
         *results, row = results
-        value_errors.note_launch(run, row, checked)
+        value_errors.note_launch(run, results, row, checked)
     record.launched(results, token)
     if group is not None:
         watchdog.on_launched(results, found.sizes.smallest)
@@ -210,7 +210,7 @@ def _run_op_by_op(run: GraphRun) -> Sequence[jax.Array]:
     checked = value_errors.locate_ops(run, {number: (op, None) for number, op, _ in rows})
     run.graph.finish(results)
     for number, _, row in rows:
-        value_errors.note_launch(run, row, {0: checked[number]})
+        value_errors.note_launch(run, results, row, {0: checked[number]})
     observer.on_op_by_op_done(run.device, start, eager_mode.is_eager())
     return results
 

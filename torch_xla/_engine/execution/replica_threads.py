@@ -44,7 +44,7 @@ def run_on_replica_threads(
     )
     if checked is not None:
         *results, row = results
-        value_errors.note_launch(graph_run, row, checked)
+        value_errors.note_launch(graph_run, results, row, checked)
     record.launched(results)
     return results  # type: ignore[no-any-return]
 

@@ -138,7 +138,7 @@ def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torc
     metrics.metric("InboundData", metrics.format_bytes).add(host.nbytes)
     if not step_timings.current_fallback():
         step_timings.record_read(user_frames.user_line(), time.perf_counter_ns() - start)
-    value_errors.raise_ready(devices.ordinal(buffer))
+    value_errors.raise_computed(devices.ordinal(buffer), buffer)
     _log.info("from the device: %s%s", dtype, list(shape))
     return tensor
 

@@ -9,16 +9,18 @@ An assertion (torch._assert_async) waits before that until a program has compute
     kept with its message ---> has a value: queued; has none: kept
 
 The program has run when the error is raised: its values, which replace the donated ones, are those that it computed. So
-a step that fails loses nothing, and the next step runs. sync() and reads inspect the results that are ready, which
-includes the result of the program that computed the value, and do not wait for others; a wait inspects all.
+a step that fails loses nothing, and the next step runs. sync() inspects the results that are ready and waits for none.
+A read also inspects those up to the program that computed the value. A wait inspects all.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 import torch
 
@@ -39,6 +41,7 @@ class _Launched:
     """The checks of a launched program: their result, and the nodes that it names."""
 
     row: Any  # a jax.Array, whose is_ready() has no type
+    results: frozenset[int]  # ids, if the row was not ready; this does not keep the results alive
     ops: CheckedOps
     line: str  # the user's line that launched it
 
@@ -112,13 +115,18 @@ def locate_ops(run: GraphRun, ops: CheckedOps | None) -> CheckedOps:
     return {number: (op, origin) for (number, (op, _)), origin in zip(ops.items(), origins, strict=True)}
 
 
-def note_launch(run: GraphRun, row: Any, ops: CheckedOps) -> None:
-    """Queue the result of the checks of a program that was launched, and the nodes that it names."""
+def note_launch(run: GraphRun, results: Sequence[jax.Array], row: Any, ops: CheckedOps) -> None:
+    """Queue the result of the checks of a program that was launched, and the nodes that it names.
+
+    ``results``: the other results of the program, as the graph's nodes hold them.
+    """
     row = replica_program.to_local_array(row)
+    ids: frozenset[int] = frozenset()
     if not row.is_ready():
         row.copy_to_host_async()
+        ids = frozenset(map(id, results))
     line = observer.current_site(run)[2]
-    _launched[run.device].append(_Launched(row, ops, line))
+    _launched[run.device].append(_Launched(row, ids, ops, line))
 
 
 def define() -> None:
@@ -154,6 +162,21 @@ def _queue_assertions(device: int) -> None:
             else:
                 row = replica_program.to_local_array(node.buffer)
                 _launched[device].append(_Asserted(row, assertion))
+
+
+def raise_computed(device: int, buffer: jax.Array) -> None:
+    """Raise the error of the first failed check among the launches up to the one that computed a value, and the ended.
+
+    The value is there, but XLA may note the results of one program as ready one after the other. A result that was
+    freed may have had the same id; the read waits for one launch too many then.
+    """
+    queue = _launched.get(device)
+    if queue:
+        entries = enumerate(list(queue), 1)
+        computed = [n for n, done in entries if isinstance(done, _Launched) and id(buffer) in done.results]
+        for _ in range(computed[-1] if computed else 0):
+            _inspect(queue)
+    raise_ready(device)
 
 
 def raise_ready(device: int) -> None:

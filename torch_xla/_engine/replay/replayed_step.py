@@ -173,7 +173,7 @@ class ReplayedStep:
         made, arrays, token = launched
         if program.checked is not None:
             *arrays, row = arrays
-            value_errors.note_launch(run, row, self._checked)  # type: ignore[arg-type]
+            value_errors.note_launch(run, arrays, row, self._checked)  # type: ignore[arg-type]
         record.launched(arrays, token)
         if group is not None:
             watchdog.on_launched(arrays, program.sizes.smallest)
