@@ -140,7 +140,7 @@ print(weights, xm.get_memory_info()["peak_bytes_used"], *losses)
 
 
 def test_llama_memory_per_device_on_eight_devices() -> None:
-    """On 4 x 2 devices, the peak is at most 0.3 of the peak of one device; the losses are equal.
+    """On 4 x 2 devices, the peak is at most 0.4 of weights, gradients and optimizer states; the losses are equal.
 
     Both run XLA's own kernels: programs over several devices use no others, and ATen's kernels need less memory.
     """
@@ -151,8 +151,9 @@ def test_llama_memory_per_device_on_eight_devices() -> None:
         ).stdout.split()]
         for mesh, count in ((None, 1), ((1, 4, 2), 8))
     )  # fmt: skip
-    assert alone[1] > 3 * alone[0], "weights, gradients and the optimizer's state"
-    assert spread[1] <= 0.3 * alone[1], f"{spread[1]:,.0f} of {alone[1]:,.0f} bytes"
+    state = 4 * alone[0]  # weights, gradients, and two states of the optimizer
+    assert alone[1] > state
+    assert spread[1] <= 0.4 * state, f"{spread[1]:,.0f} of {state:,.0f} bytes"
     assert spread[2:] == pytest.approx(alone[2:], abs=2e-3)
 
 

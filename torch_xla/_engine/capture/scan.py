@@ -28,6 +28,7 @@ from torch_xla._engine.capture.joint_graph import Keep
 from torch_xla._engine.capture.pure_function import RecordedCall
 from torch_xla._engine.capture.pytree import TensorTree
 from torch_xla._engine.capture.traced_function import TracedFunction
+from torch_xla._engine.lowering import threefry
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def _forward(made: TracedFunction, loop: ScanSpec, arrays: Sequence[jax.Array]) 
 
 def step_seed(seed: jax.Array, number: jax.Array) -> jax.Array:
     """Return the seed of a step, far from the seeds of all other steps."""
-    key = jax.random.wrap_key_data(lax.bitcast_convert_type(seed, jnp.uint32), impl="threefry2x32")
+    key = threefry.wrap_key_data(lax.bitcast_convert_type(seed, jnp.uint32))
     return lax.bitcast_convert_type(jax.random.bits(jax.random.fold_in(key, number), (2,), np.uint32), np.int64)
 
 

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from torch_xla._engine.base import dtypes
+from torch_xla._engine.lowering import threefry
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,11 @@ class LoweringRuleContext:
     def key(self) -> jax.Array:
         """Return the PRNG key of this call, unique among the random ops of a program. Call it once, then split."""
         assert self.seed is not None, f"{self.op} requests a PRNG key but is not registered with random=True"
-        return jax.random.wrap_key_data(self.seed, impl="threefry2x32")
+        return threefry.wrap_key_data(self.seed)
+
+    def jax_key(self) -> jax.Array:
+        """Return the same key for functions of jax that require, or treat differently, a key of jax's own type."""
+        return jax.random.wrap_key_data(jax.random.key_data(self.key()), impl="threefry2x32")
 
 
 @dataclass(frozen=True, slots=True)

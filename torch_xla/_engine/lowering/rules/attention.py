@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from torch_xla._engine.base import partitioning
-from torch_xla._engine.lowering import cpu_kernel_call, flash_attention_cuda
+from torch_xla._engine.lowering import cpu_kernel_call, flash_attention_cuda, threefry
 from torch_xla._engine.lowering.cast import convert
 from torch_xla._engine.lowering.platform_dispatch import platform_dependent
 from torch_xla._engine.lowering.registry import LoweringRuleContext, lower
@@ -86,7 +86,7 @@ class Attention:
         """Apply dropout to the weights; linear in them, with the same mask in forward and backward."""
         if self.dropout == 0 or self.key_data is None:
             return weights
-        key = jax.random.fold_in(jax.random.wrap_key_data(self.key_data, impl="threefry2x32"), block)
+        key = jax.random.fold_in(threefry.wrap_key_data(self.key_data), block)
         mask = jax.random.bernoulli(key, 1 - self.dropout, weights.shape)
         return jnp.where(mask, weights / (1 - self.dropout), 0)
 

@@ -116,13 +116,13 @@ def _cauchy(
 @lower("aten::_standard_gamma", random=True)
 def _standard_gamma(context: LoweringRuleContext, alpha: jax.Array, generator: Any = None) -> jax.Array:
     alpha = convert(alpha, opmath(context.dtype))
-    return convert(jax.random.gamma(context.key(), alpha, dtype=alpha.dtype), context.dtype)
+    return convert(jax.random.gamma(context.jax_key(), alpha, dtype=alpha.dtype), context.dtype)
 
 
 @lower("aten::_sample_dirichlet", random=True)
 def _sample_dirichlet(context: LoweringRuleContext, alpha: jax.Array, generator: Any = None) -> jax.Array:
     alpha = convert(alpha, opmath(context.dtype))
-    return convert(jax.random.dirichlet(context.key(), alpha, dtype=alpha.dtype), context.dtype)
+    return convert(jax.random.dirichlet(context.jax_key(), alpha, dtype=alpha.dtype), context.dtype)
 
 
 @lower("aten::_standard_gamma_grad")

@@ -116,19 +116,19 @@ def _randint_like_tensor(context: LoweringRuleContext, x: jax.Array, high: jax.A
 
 @lower("aten::randperm", "aten::randperm.generator", random=True)
 def _randperm(context: LoweringRuleContext, n: int, *_: Any) -> jax.Array:
-    return convert(jax.random.permutation(context.key(), n), context.dtype)
+    return convert(jax.random.permutation(context.jax_key(), n), context.dtype)
 
 
 @lower("aten::poisson", random=True)
 def _poisson(context: LoweringRuleContext, rate: jax.Array, generator: Any = None) -> jax.Array:
     rate = convert(rate, opmath(context.dtype))
-    return convert(jax.random.poisson(context.key(), rate, dtype=np.int64), context.dtype)
+    return convert(jax.random.poisson(context.jax_key(), rate, dtype=np.int64), context.dtype)
 
 
 @lower("aten::binomial", random=True)
 def _binomial(context: LoweringRuleContext, count: jax.Array, p: jax.Array, generator: Any = None) -> jax.Array:
     count, p = (convert(a, opmath(context.dtype)) for a in (count, p))
-    return convert(jax.random.binomial(context.key(), count, p, dtype=p.dtype), context.dtype)
+    return convert(jax.random.binomial(context.jax_key(), count, p, dtype=p.dtype), context.dtype)
 
 
 @lower("aten::multinomial", random=True)
