@@ -257,6 +257,21 @@ def test_every_handler_has_a_case() -> None:
     assert set().union(*(case.handlers for case in CASES.values())) == set(library.kernel_names()) - elsewhere
 
 
+def test_a_kernel_reads_transposed_operands_in_place() -> None:
+    """XLA writes no transposed copy of an input."""
+    q, k, v = (torch.randn(2, 200, 4, 32, device="xla") for _ in range(3))
+    torch_xla.sync(wait=True)
+    program_cache.cache.clear()
+    out = CASES["attention of transposed heads"].function(q, k, v)
+    torch_xla.sync()
+    (program,) = program_cache.cache.values()
+    text = program.compiled.as_text()
+    assert all(f"permuted{operand}" in text for operand in range(3))
+    assert not re.search(r" (transpose|copy|fusion)\(", text)
+    expected = CASES["attention of transposed heads"].function(q.cpu(), k.cpu(), v.cpu())
+    torch.testing.assert_close(out.cpu(), expected, rtol=1e-4, atol=1e-4)
+
+
 # --- what is written to memory so that it is compiled once: numbers, and the ends of chains ----------------------
 
 

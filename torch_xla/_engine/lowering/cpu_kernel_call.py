@@ -293,5 +293,6 @@ _call_p.def_abstract_eval(_abstract)
 _call_p.def_impl(_impl_rule)
 batching.primitive_batchers[_call_p] = _batch_rule
 ad.primitive_jvps[_call_p] = _jvp_rule
-mlir.register_lowering(_call_p, _lower_default)
-mlir.register_lowering(_call_p, _lower_cpu, platform="cpu")
+# Not cacheable: jax lowers a cacheable primitive as a function, where operands are parameters, not transposes.
+mlir.register_lowering(_call_p, _lower_default, cacheable=False)
+mlir.register_lowering(_call_p, _lower_cpu, platform="cpu", cacheable=False)
