@@ -8,6 +8,7 @@ import os
 import signal
 import struct
 import tempfile
+import time
 import warnings
 from collections import UserDict
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import jax
 import pytest
 import torch
 import torch.distributed as dist
+from fsspec.implementations.local import LocalFileSystem
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
@@ -37,7 +39,7 @@ from torch_xla._engine.lowering import RULES
 from torch_xla.distributed import xla_backend
 from torch_xla.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 from torch_xla.experimental import distributed_checkpoint as xc
-from torch_xla.experimental.distributed_checkpoint import _checksummed_storage
+from torch_xla.experimental.distributed_checkpoint import _checksummed_storage, _remote_tier
 from torch_xla.experimental.spmd_fully_sharded_data_parallel import SpmdFullyShardedDataParallel
 from torch_xla.experimental.stablehlo_custom_call import place_to_device, place_to_host
 from torch_xla.utils.checkpoint import checkpoint
@@ -316,7 +318,10 @@ def checkpoint_run(path: str, steps: int, preemption: bool = True) -> list[float
 
 
 def checkpoint_job(path: str, steps: int, kill_at: int) -> None:
-    """One process of an SPMD job; the last process is killed after writing its part of a checkpoint."""
+    """One process of an SPMD job; the last process is killed after writing its part of a checkpoint.
+
+    Process 0 is the last one to start a save: it must not take what the others write for what a failed save left.
+    """
     xr.use_spmd()
     with pytest.raises(RuntimeError, match="init_process_group"):
         xc.CheckpointManager(path, save_interval=2)
@@ -330,6 +335,16 @@ def checkpoint_job(path: str, steps: int, kill_at: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return done
 
+    def save_late(self: Any, step: int, values: Any) -> None:
+        time.sleep(0.2 if self._is_first() else 0)
+        save(self, step, values)
+
+    def remove(self: Any, path: str, **options: Any) -> None:
+        assert not path.endswith(".writing"), f"process 0 deletes {path}, which other processes write"
+        plain_remove(self, path, **options)
+
+    save, plain_remove = _remote_tier.RemoteTier.save, LocalFileSystem.rm
+    _remote_tier.RemoteTier.save, LocalFileSystem.rm = save_late, remove
     _checksummed_storage._Writer.write_data = write_data
     losses = checkpoint_run(path, steps, preemption=not kill_at)
     Path(f"{path}.losses.{xr.process_index()}").write_text(json.dumps(losses))

@@ -48,12 +48,7 @@ class RemoteTier:
     def save(self, step: int, values: Any) -> None:
         """Write a checkpoint, on all processes; ``values`` are a nested state dict of CPU or xla tensors."""
         folder = self._folder(step)
-        if _checksummed_storage.is_url(folder):
-            written = folder
-        else:
-            written = os.path.join(self.path, f".{step}.writing")
-            if self._is_first() and os.path.exists(written):
-                self._fs.rm(written, recursive=True)
+        written = folder if _checksummed_storage.is_url(folder) else self._clear_leftover(step)
         guard = _leftovers.lock_folder(written) if written != folder and self._is_first() else nullcontext()
         with guard:
             _checksummed_storage.save(
@@ -64,6 +59,21 @@ class RemoteTier:
                 raise RuntimeError(f"CheckpointManager: process 0 could not finish the checkpoint of step {step}")
             if error is not None:
                 raise error
+
+    def _clear_leftover(self, step: int) -> str:
+        """Return the folder to write; process 0 deletes what a failed save left there, before any process writes."""
+        written = os.path.join(self.path, f".{step}.writing")
+        error = None
+        if self._is_first() and os.path.exists(written):
+            try:
+                self._fs.rm(written, recursive=True)
+            except OSError as failure:
+                error = failure
+        if _process_group.any_process(self._group, error is not None) and error is None:
+            raise RuntimeError(f"CheckpointManager: process 0 could not delete {written}, which a failed save left")
+        if error is not None:
+            raise error
+        return written
 
     def load(self, step: int, state_dict: Any, group: _process_group.Group) -> None:
         """Load a checkpoint in place, on all processes. Raises CheckpointError if it is corrupt."""
