@@ -186,7 +186,10 @@ def test_a_job_shrinks_and_grows(tmp_path: Path) -> None:
 
 
 def test_lost_hosts_are_restored_from_their_peers(tmp_path: Path) -> None:
-    """Three processes continue from the snapshots of four, and a new host from those of the others."""
+    """Three processes continue from the snapshots of four, and a new host from those of the others.
+
+    On a loaded machine torchelastic starts the job again more often, while hosts join.
+    """
     with running_job(tmp_path, TORCHRUN, TIERS="1") as job:
         shrink_and_grow(job, 2, random.Random(1))
         job.finish()
@@ -194,9 +197,11 @@ def test_lost_hosts_are_restored_from_their_peers(tmp_path: Path) -> None:
         log = job.log()
     reads = {entry["pid"]: entry["reads"] for entry in log}
     last = {entry["agent"]: entry["reads"] for entry in log if entry["step"] == log[-1]["step"]}
-    assert len(reads) == 4 + 3 + 4, job.output()[-8000:]
+    joined = next(entry["reads"] for entry in log if entry["agent"] == "host4")
+    assert len(reads) >= 4 + 3 + 4, job.output()[-8000:]
     assert not any(found["Remote"] for found in reads.values())
-    assert last["host4"]["Peer"] and [host for host, found in last.items() if not found["Local"]] == ["host4"], last
+    assert joined["Peer"] and not joined["Local"]
+    assert all(found["Local"] for host, found in last.items() if host != "host4"), last
 
 
 @pytest.mark.sweep
