@@ -193,6 +193,7 @@ tensor/tensor_identity.cpp:last         a counter
 tensor/tensor_identity.cpp:next         a counter
 interpreter/graph_interpreter.cpp:last_look_ a time
 interpreter/graph_interpreter.cpp:storages not a cache: lives for one graph
+interpreter/graph_interpreter.cpp:ops     constant operators
 runtime/python_hooks.cpp:depth_         the nesting depth of a thread inside the interpreter's gate
 runtime/python_hooks.cpp:gate           one gate in a process
 runtime/python_hooks.cpp:handler        the previous terminate handler

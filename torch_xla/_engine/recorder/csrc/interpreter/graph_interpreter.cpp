@@ -40,6 +40,13 @@ bool is_empty(const Op* op) {
   return ops.count(op) != 0;
 }
 
+// Kernels whose results depend on the CPU: with AMX, products of float8 matrices out of range are NaN and do not saturate.
+// Programs compute the same on each CPU.
+bool depends_on_cpu(const Op* op) {
+  static const std::unordered_set<const Op*> ops{find_op("aten::_scaled_mm"), find_op("aten::_scaled_mm_v2")};
+  return ops.count(op) != 0;
+}
+
 // A kernel rejected the graph: compile it instead.
 struct NotInterpretable : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -128,7 +135,7 @@ class GraphInterpreter {
   //   scatter through a view without overlaps      writes to a copy
   //   dtype conversion                             Tensor.to
   //   attention without dropout                    the CPU's attention kernel, which has another name
-  //   not random, has a CPU kernel                 that kernel
+  //   not random, has a CPU kernel                 that kernel, if its results are those of any CPU
   //   any other                                    Python fallback
   Values compute(const Node& node) {
     TORCH_CHECK(node.default_dtype == default_dtype_, "it was recorded with another default dtype");
@@ -157,7 +164,7 @@ class GraphInterpreter {
     if (&op == convert) {
       return {value(*node.inputs[0]).to(static_cast<at::ScalarType>(node.attrs[1].toInt()))};
     }
-    if (&op == resize || op.name.rfind("aten::", 0) != 0) {
+    if (&op == resize || depends_on_cpu(&op) || op.name.rfind("aten::", 0) != 0) {
       return call_python_fallback(node);
     }
     torch::jit::Stack stack = arguments(node, op);
