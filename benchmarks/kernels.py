@@ -145,6 +145,31 @@ def _products(m: int, k: int, n: int, dtype: torch.dtype) -> Row:
     return Row(name, "aten::mm", lambda: (R(m, k, dtype=dtype), R(k, n, dtype=dtype)))
 
 
+def _lstm(steps: int, batch: int, width: int) -> list[Row]:
+    """One layer in one direction, with inputs as wide as its states."""
+    name = f"LSTM {steps} steps of {batch}x{width}"
+    x, state = R(steps, batch, width), [R(batch, width), R(batch, width)]
+    weights = [R(4 * width, width) / width**0.5 for _ in range(2)] + [R(4 * width) for _ in range(2)]
+
+    def layer(x: Tensor, state: list[Tensor], weights: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
+        return torch.lstm(x, [s[None] for s in state], weights, True, 1, 0.0, True, False, False)
+
+    def backward() -> Args:
+        grads = [R(steps, batch, width), R(batch, width), R(batch, width)]
+        output, *residuals = R(steps, batch, width), R(steps, batch, 4 * width), R(steps, batch, width)
+        return grads, x, state, weights, output, residuals, "lstm", False, None
+
+    def gradients(grads: list[Tensor], *_: Any) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(results[:1], inputs, grads[:1], retain_graph=True)
+
+    inputs = [leaf.detach().requires_grad_() for leaf in (x, *state, *weights)]
+    results = layer(inputs[0], inputs[1:3], inputs[3:])
+    return [
+        Row(name, "torch_xla::rnn_layer", lambda: (x, state, weights, "lstm", False, None), layer),
+        Row(f"its gradients, {name}", "torch_xla::rnn_layer_backward", backward, gradients),
+    ]
+
+
 def _rows(words: int, count: int, size: int) -> list[Row]:
     index = lambda: torch.randint(words, (count,))
     whole = lambda: index()[:, None].expand(count, size).contiguous()
@@ -185,6 +210,7 @@ def rows() -> list[Row]:
         *(Row(f"sum of rows {n}x{m}", "aten::sum.dim_IntList", lambda n=n, m=m: (R(n, m), [0]),
               lambda x, dims: x.sum(dims))
           for n, m in ((16, 64), (64, 64), (512, 384), (4096, 3072))),
+        *_lstm(64, 32, 128), *_lstm(64, 64, 256), *_lstm(32, 1, 128), *_lstm(128, 64, 512),
         *_rows(256, 512, 128), *_rows(30_000, 2048, 256),
     ]  # fmt: skip
 
@@ -208,13 +234,15 @@ class _Contest:
         self.args = row.args()
         namespace, _, name = row.op.partition("::")
         self.eager = row.eager or getattr(getattr(torch.ops, namespace), name).default
-        places = [i for i, arg in enumerate(self.args) if isinstance(arg, Tensor)]
-        self.places, self.arrays = places, [_array(self.args[i]) for i in places]
+        self.leaves, self.structure = jax.tree.flatten(self.args)
+        self.places = [i for i, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
+        self.arrays = [_array(self.leaves[i]) for i in self.places]
 
     def _rule(self, *arrays: jax.Array) -> list[Any]:
-        args = list(self.args)
+        leaves = list(self.leaves)
         for place, array in zip(self.places, arrays, strict=True):
-            args[place] = array
+            leaves[place] = array
+        args = jax.tree.unflatten(self.structure, leaves)
         rule = RULES[self.row.op]
         context = LoweringRuleContext(rule.name, self._promises(), jnp.zeros(2, jnp.uint32) if rule.random else None)
         # All but the random state of attention, which no caller reads.

@@ -43,6 +43,13 @@ class Case:
     loose: float = 2e-3
 
 
+def _lstm(directions: int, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+    """The output and the last states, in a row."""
+    first = [torch.stack([state] * directions) for state in (h, c)]
+    results = torch.lstm(x, first, [*weights] * directions, True, 1, 0.0, False, directions == 2, False)
+    return torch.cat([result.flatten() for result in results])
+
+
 CASES = {
     "lists": Case(lambda x, y: torch.cat(torch._foreach_mul([x, y], 2.5)), ((4, 8), (3, 8)), {"lists"}),
     "convolution": Case(
@@ -107,6 +114,17 @@ CASES = {
             ("images", (8, 16, 8, 8)), ("of few places", (6, 200, 3, 3)), ("vectors", (140, 50)),
             ("of many channels", (3, 2100)), ("of one place", (70, 40, 1, 1)),
             ("on a team", (6, 40, 48, 48)), ("vectors, on a team", (260, 2100)),
+        )
+    },
+    **{
+        f"LSTM, {name}": Case(
+            functools.partial(_lstm, directions),
+            ((steps, batch, 24), *((batch, n),) * 2, (4 * n, 24), (4 * n, n), *((4 * n,),) * 2),
+            {"lstm", "lstm_backward"},
+        )
+        for name, steps, batch, n, directions in (
+            ("batch", 9, 6, 77, 1), ("both directions", 9, 6, 77, 2), ("few sequences", 20, 4, 60, 1),
+            ("one step", 1, 70, 64, 1)
         )
     },
     "products in 16 bits": Case(
@@ -250,6 +268,22 @@ def test_long_sums_lose_few_digits() -> None:
     x = torch.rand(1 << 20, 2)
     found = torch.stack([x.to("xla").sum(0).cpu(), F.layer_norm(x.T.to("xla"), (1 << 20,), eps=0).std(1).cpu()])
     torch.testing.assert_close(found, torch.stack([x.double().sum(0).float(), torch.ones(2)]), rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize(("cell", "atol"), [(0.0, 1e-37), (1.0, 1e-6)], ids=["from zero", "from one"])
+def test_an_lstm_is_accurate_for_all_gates(cell: float, atol: float) -> None:
+    """Small and large ones, infinity and NaN: the kernel has its own exp and tanh."""
+    torch.manual_seed(0)
+    program_cache.cache.clear()
+    special = [0.0, 1e-30, 0.6249, 0.625, 9.0, 50.0, 88.0, 89.0, 104.0, 1e30, float("inf"), float("nan")]
+    values = torch.cat([torch.tensor(special), -torch.tensor(special), torch.randn(200) * 4])
+    hidden, rows = 500, 4
+    gates = values[torch.randint(len(values), (4 * hidden,))]
+    state, weights = torch.zeros(rows, hidden), torch.zeros(4 * hidden, hidden)
+    arguments = torch.zeros(1, rows, 8), state, state + cell, weights[:, :8], weights, gates, torch.zeros_like(gates)
+    with counts() as moved:
+        same(functools.partial(_lstm, 1), *arguments, rtol=1e-5, atol=atol)
+    assert moved[CALLS] == 1
 
 
 def test_every_handler_has_a_case() -> None:

@@ -32,6 +32,17 @@ CASES = {
     "sums": Case(lambda x: x.sum(0), ((70, 50),)),
     "layer norm": Case(lambda x, w, b: F.layer_norm(x, (77,), w, b), ((6, 20, 77), (77,), (77,))),
     "batch norm": Case(lambda x, w, b: F.batch_norm(x, None, None, w, b, training=True), ((8, 16, 8, 8), (16,), (16,))),
+    "LSTM": Case(
+        lambda x, *state_and_weights: torch.cat(
+            [
+                result.flatten()
+                for result in torch.lstm(
+                    x, state_and_weights[:2], state_and_weights[2:], True, 1, 0.0, False, False, False
+                )
+            ]
+        ),
+        ((9, 6, 24), (1, 6, 80), (1, 6, 80), (320, 24), (320, 80), (320,), (320,)),
+    ),
     "products": Case(lambda a, b: a @ b, ((256, 128), (128, 256)), torch.bfloat16, 0.1),
     "products of batches": Case(lambda a, b: a.bmm(b), ((8, 96, 128), (8, 128, 96)), torch.bfloat16, 0.1),
 }

@@ -5,7 +5,8 @@
 
 Only what depends on the previous step is in the loop, so the program has the same size for every sequence length. The
 residuals are the pre-activations of the gates, the cell states of an LSTM, and its hidden states before the projection.
-The operators are recorded by recorder/csrc/aten/recurrent.cpp, which also combines layers and directions.
+The operators are recorded by recorder/csrc/aten/recurrent.cpp, which also combines layers and directions. On a CPU, one
+kernel runs the loop of an LSTM in float32 (cpu_backend/csrc/kernels/lstm.cpp).
 
 Shapes: T steps, B sequences, I inputs, H hidden units, P outputs (H, or the projection's size), G gates. ``lengths`` is
 int64[B] or None; a sequence keeps its state in the steps after its end (before it, if ``reverse``).
@@ -13,6 +14,8 @@ int64[B] or None; a sequence keeps its state in the steps after its end (before 
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -23,6 +26,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from torch_xla._engine.lowering import cpu_kernel_call
 from torch_xla._engine.lowering.cast import opmath
 from torch_xla._engine.lowering.registry import lower
 from torch_xla._engine.lowering.rules.matmul import precision_for
@@ -129,16 +133,57 @@ def _select(active: jax.Array | None, new: Arrays, old: Arrays) -> tuple[jax.Arr
     return tuple(new) if active is None else tuple(jnp.where(active, a, b) for a, b in zip(new, old, strict=True))
 
 
+#: The CPU kernel is faster from this number of multiplications and sequences, and for weights that stay in the cache.
+_LEAST_PRODUCTS, _LEAST_SEQUENCES, _MOST_WEIGHTS = 1 << 20, 4, (1 << 20) - 1
+
+
+def _runs_on_kernel(mode: str, w: Weights, x: jax.Array, lengths: jax.Array | None) -> bool:
+    """Return whether a CPU kernel runs the loop: an LSTM in float32, without projection and packed sequences."""
+    return (
+        mode == "lstm"
+        and w.w_hr is None
+        and lengths is None
+        and x.shape[1] >= _LEAST_SEQUENCES
+        and w.w_hh.size <= _MOST_WEIGHTS
+        and cpu_kernel_call.all_float32(x, w.w_hh)
+        and cpu_kernel_call.is_profitable(math.prod(x.shape[:2]) * w.w_hh.size, _LEAST_PRODUCTS)
+    )
+
+
 @lower("torch_xla::rnn_layer")
 def _layer(
     x: jax.Array, state: Arrays, weights: Arrays, mode: str, reverse: bool, lengths: jax.Array | None
 ) -> list[jax.Array]:
     """Return ``[output, *last state, gates, *cell states, *hidden states before the projection]``."""
-    cell, w, dtype = CELLS[mode], Weights.from_list(weights), x.dtype
-    wide = opmath(np.dtype(dtype))
+    w, wide = Weights.from_list(weights), opmath(np.dtype(x.dtype))
     inputs = _matmul("tbi,gi->tbg", x, w.w_ih)
     inputs = inputs if w.b_ih is None else inputs + w.b_ih.astype(wide)
-    steps = jnp.arange(x.shape[0])
+    if not _runs_on_kernel(mode, w, x, lengths):
+        return _scan(inputs, state, w, mode, reverse, lengths)
+    inputs = inputs if w.b_hh is None else inputs + w.b_hh
+    outs = [jax.ShapeDtypeStruct((*x.shape[:2], width), x.dtype) for width in (state[0].shape[-1], inputs.shape[-1])]
+    output, gates, cells = cpu_kernel_call.cpu_kernel_call_in_place(
+        "lstm", functools.partial(_lstm_loop, reverse), [inputs, *state, w.w_hh.T], [*outs, outs[0]], {0: 1},
+        reverse=reverse,
+    )  # fmt: skip
+    end = 0 if reverse else -1
+    return [output, output[end], cells[end], gates, cells]
+
+
+def _lstm_loop(reverse: bool, inputs: jax.Array, h: jax.Array, c: jax.Array, weight: jax.Array) -> list[jax.Array]:
+    """Return the hidden states, the gates and the cell states of each step: the default of the CPU kernel."""
+    output, _, _, gates, cells = _scan(
+        inputs, [h, c], Weights(weight.T, weight.T, None, None, None), "lstm", reverse, None
+    )
+    return [output, gates, cells]
+
+
+def _scan(
+    inputs: jax.Array, state: Arrays, w: Weights, mode: str, reverse: bool, lengths: jax.Array | None
+) -> list[jax.Array]:
+    """Return the results of ``_layer`` for projected inputs [T, B, G*H] with their bias."""
+    cell, dtype = CELLS[mode], state[0].dtype
+    wide = opmath(np.dtype(dtype))
     w_hh, w_hr = w.w_hh.T, None if w.w_hr is None else w.w_hr.T
 
     def step(state: tuple[jax.Array, ...], xs: Any) -> tuple[tuple[jax.Array, ...], Any]:
@@ -156,7 +201,8 @@ def _layer(
         return new, (new[0].astype(dtype), saved, *(c.astype(dtype) for c in new[1:]), *unprojected)
 
     first = tuple(s.astype(wide) for s in state)
-    last, (output, *residuals) = lax.scan(step, first, (steps, _active_steps(lengths, x.shape[0])), reverse=reverse)
+    xs = jnp.arange(len(inputs)), _active_steps(lengths, len(inputs))
+    last, (output, *residuals) = lax.scan(step, first, xs, reverse=reverse)
     return [output, *(s.astype(dtype) for s in last), *residuals]
 
 
@@ -175,9 +221,53 @@ def _layer_backward(
     """Return the gradients of ``[x, *state, *weights]``; ``grads`` are those of the output and of the last state."""
     cell, w, dtype = CELLS[mode], Weights.from_list(weights), x.dtype
     wide = opmath(np.dtype(dtype))
+    before = _previous_states(state[0], output, reverse)
+    if _runs_on_kernel(mode, w, x, lengths):
+        arrays = [grads[0], *residuals, state[1], w.w_hh, *grads[1:]]
+        grad_gates, *first = cpu_kernel_call.cpu_kernel_call_in_place(
+            "lstm_backward", functools.partial(_lstm_backward_loop, reverse), arrays,
+            [residuals[0], *state], {5: 1, 6: 2}, reverse=reverse,
+        )  # fmt: skip
+        grad_projected: Arrays = ()
+    else:
+        first, grad_gates, grad_projected = _scan_backward(grads, before, state, w, residuals, mode, reverse, lengths)
+    grad_inputs, grad_hidden = (jnp.concatenate(g, -1) for g in cell.split(jnp.split(grad_gates, cell.saved, -1)))
+    grad_weights = [_matmul("tbg,tbi->gi", grad_inputs, x), _matmul("tbg,tbp->gp", grad_hidden, before)]
+    if w.b_ih is not None:
+        grad_weights += [jnp.sum(g, (0, 1), dtype=wide) for g in (grad_inputs, grad_hidden)]
+    if w.w_hr is not None:
+        grad_weights.append(_matmul("tbp,tbh->ph", grad_projected[0], residuals[-1]))
+    results = [_matmul("tbg,gi->tbi", grad_inputs, w.w_ih), *first, *grad_weights]
+    return [r.astype(dtype) for r in results]
+
+
+def _lstm_backward_loop(
+    reverse: bool, grad_output: jax.Array, gates: jax.Array, cells: jax.Array, c: jax.Array, w_hh: jax.Array,
+    grad_h: jax.Array, grad_c: jax.Array,
+) -> list[jax.Array]:  # fmt: skip
+    """Return the gradients of the gates and of the first state: the default of the CPU kernel.
+
+    The gradients of an LSTM do not depend on its hidden states.
+    """
+    hidden, grads = jnp.zeros_like(cells), [grad_output, grad_h, grad_c]
+    w = Weights(w_hh, w_hh, None, None, None)
+    first, grad_gates, _ = _scan_backward(grads, hidden, [grad_h, c], w, [gates, cells], "lstm", reverse, None)
+    return [grad_gates, *first]
+
+
+def _scan_backward(
+    grads: Arrays, hidden: jax.Array, state: Arrays, w: Weights, residuals: Arrays,
+    mode: str, reverse: bool, lengths: jax.Array | None,
+) -> tuple[Arrays, jax.Array, Arrays]:  # fmt: skip
+    """Return the gradients of the first state, of the gates [T, B, G*H], and of the projection's result, if any.
+
+    ``hidden`` is the hidden state before each step.
+    """
+    cell, dtype, steps = CELLS[mode], hidden.dtype, len(hidden)
+    wide = opmath(np.dtype(dtype))
     gates, *rest = residuals
-    after = [output, *rest[: cell.states - 1]]
-    before = [_previous_states(s, states, reverse) for s, states in zip(state, after, strict=True)]
+    cells = zip(state[1:], rest[: cell.states - 1], strict=True)
+    before = [hidden, *(_previous_states(first, states, reverse) for first, states in cells)]
 
     def step(grad_state: tuple[jax.Array, ...], xs: Any) -> tuple[tuple[jax.Array, ...], Any]:
         grad_output, t, before, active = xs
@@ -196,16 +286,9 @@ def _layer_backward(
         return _select(active, grad_before, total), (jnp.concatenate(grad_gates, -1).astype(dtype), *projected)
 
     last = tuple(g.astype(wide) for g in grads[1:])
-    xs = (grads[0], jnp.arange(x.shape[0]), before, _active_steps(lengths, x.shape[0]))
+    xs = (grads[0], jnp.arange(steps), before, _active_steps(lengths, steps))
     first, (grad_gates, *grad_projected) = lax.scan(step, last, xs, reverse=not reverse)
-    grad_inputs, grad_hidden = (jnp.concatenate(g, -1) for g in cell.split(jnp.split(grad_gates, cell.saved, -1)))
-    grad_weights = [_matmul("tbg,tbi->gi", grad_inputs, x), _matmul("tbg,tbp->gp", grad_hidden, before[0])]
-    if w.b_ih is not None:
-        grad_weights += [jnp.sum(g, (0, 1), dtype=wide) for g in (grad_inputs, grad_hidden)]
-    if w.w_hr is not None:
-        grad_weights.append(_matmul("tbp,tbh->ph", grad_projected[0], residuals[-1]))
-    results = [_matmul("tbg,gi->tbi", grad_inputs, w.w_ih), *first, *grad_weights]
-    return [r.astype(dtype) for r in results]
+    return first, grad_gates, grad_projected
 
 
 def _layer_meta(
