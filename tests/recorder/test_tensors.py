@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 
+import jax
 import pytest
 import torch
 from torch import Tensor, nn
@@ -126,6 +127,14 @@ def test_moving() -> None:
     assert torch.zeros(3, 2, device="xla").copy_(y).tolist() == y.tolist()
     assert torch.zeros(3, 2).copy_(y).tolist() == y.tolist()
     assert torch.zeros(3, 2, device="xla", dtype=torch.int32).copy_(y.cpu()).cpu().dtype == torch.int32
+
+
+def test_dropped_uploads_are_released_without_a_step() -> None:
+    torch_xla.sync()
+    before, x = len(jax.live_arrays()), torch.zeros(100)
+    for _ in range(50):
+        x.to("xla")
+    assert len(jax.live_arrays()) <= before + 1
 
 
 def test_downloaded_tensor_is_an_ordinary_one() -> None:

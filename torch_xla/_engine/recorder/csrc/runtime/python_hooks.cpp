@@ -187,6 +187,7 @@ void set_hooks(const py::object& device_count, const py::object& upload, const p
   };
   h.upload = [f = Hook(upload)](const at::Tensor& t, int8_t device) {
     GilScope gil;
+    drain_parked_buffers();  // in a loop without steps nothing else does
     clear_pending_attributes();
     return make_buffer(f(t, static_cast<int>(device)), device);
   };
@@ -196,6 +197,7 @@ void set_hooks(const py::object& device_count, const py::object& upload, const p
   };
   h.transfer = [f = Hook(transfer)](const BufferPtr& buffer, int8_t device) {
     GilScope gil;
+    drain_parked_buffers();
     clear_pending_attributes();
     return make_buffer(f(borrow(buffer), static_cast<int>(device)), device);
   };
