@@ -133,8 +133,9 @@ def _select(active: jax.Array | None, new: Arrays, old: Arrays) -> tuple[jax.Arr
     return tuple(new) if active is None else tuple(jnp.where(active, a, b) for a, b in zip(new, old, strict=True))
 
 
-#: The CPU kernel is faster from this number of multiplications and sequences, and for weights that stay in the cache.
-_LEAST_PRODUCTS, _LEAST_SEQUENCES, _MOST_WEIGHTS = 1 << 20, 4, (1 << 20) - 1
+#: The CPU kernel is faster from this number of multiplications and sequences, and for fewer weights than that, which
+#: stay in the cache.
+_LEAST_PRODUCTS, _LEAST_SEQUENCES, _WEIGHTS_LIMIT = 1 << 20, 4, 1 << 20
 
 
 def _runs_on_kernel(mode: str, w: Weights, x: jax.Array, lengths: jax.Array | None) -> bool:
@@ -144,7 +145,7 @@ def _runs_on_kernel(mode: str, w: Weights, x: jax.Array, lengths: jax.Array | No
         and w.w_hr is None
         and lengths is None
         and x.shape[1] >= _LEAST_SEQUENCES
-        and w.w_hh.size <= _MOST_WEIGHTS
+        and w.w_hh.size < _WEIGHTS_LIMIT
         and cpu_kernel_call.all_float32(x, w.w_hh)
         and cpu_kernel_call.is_profitable(math.prod(x.shape[:2]) * w.w_hh.size, _LEAST_PRODUCTS)
     )

@@ -40,8 +40,8 @@ bool is_empty(const Op* op) {
   return ops.count(op) != 0;
 }
 
-// Kernels whose results depend on the CPU: with AMX, products of float8 matrices out of range are NaN and do not saturate.
-// Programs compute the same on each CPU.
+// Returns whether the results of ATen's kernel depend on the CPU, unlike those of a program: with AMX, float8 products
+// out of range are NaN and do not saturate.
 bool depends_on_cpu(const Op* op) {
   static const std::unordered_set<const Op*> ops{find_op("aten::_scaled_mm"), find_op("aten::_scaled_mm_v2")};
   return ops.count(op) != 0;

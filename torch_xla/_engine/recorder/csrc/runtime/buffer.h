@@ -55,7 +55,8 @@ struct Buffer final : c10::intrusive_ptr_target {
 };
 using BufferPtr = c10::intrusive_ptr<Buffer>;
 void drain_parked_buffers();  // GIL held
-// Releases a Python reference: immediately if this thread holds the GIL, else when a graph is next collected or a tensor is uploaded.
+// Releases a Python reference: immediately if this thread holds the GIL, else when a graph is next collected or a tensor
+// is uploaded.
 void release_reference(_object* object);
 void leak_buffers();  // from now on no Python reference is released
 
