@@ -403,7 +403,7 @@ def test_every_cache_has_pairs_or_a_reason(find: Callable[[], set[str]], table: 
 
 _NATIVE_CODE = """
 static std::vector<int> table(int size) {
-  static const Op* op = find_op("aten::t");
+  static const OpPointer op("aten::t");
   static thread_local std::vector<Frame> frames(16);
   static auto* const pool = [] { return new Pool; }();
   static const Allowed found = find_allowed();

@@ -189,6 +189,75 @@ def test_locks_that_other_threads_hold() -> None:
     )
 
 
+def test_collections_in_a_child_do_not_call_xla() -> None:
+    """The child frees no garbage of its parent. The callback of jax waits for a lock, so it does not run."""
+    run_script(
+        """
+        import gc, os, warnings
+        warnings.simplefilter("ignore")  # jax's, about forking with threads
+        import jax, torch, torch_xla
+
+        class Cycle:
+            def __init__(self):
+                self.itself, self.array = self, jax.numpy.ones(4)
+            def __del__(self):
+                freed.append(os.getpid())
+
+        def calls_jax():
+            return any(callback.__module__.startswith("jax.") for callback in gc.callbacks)
+
+        gc.disable()
+        freed, kept = [], torch.ones(4, device="xla") + 1
+        torch_xla.sync()
+        Cycle()
+        assert calls_jax()
+        pid = os.fork()
+        if pid == 0:
+            gc.collect()
+            os._exit(1 if freed or calls_jax() else 0)
+        assert os.waitpid(pid, 0)[1] == 0
+        gc.collect()
+        assert freed == [os.getpid()] and calls_jax()
+        """
+    )
+
+
+def test_uploads_that_wait_for_their_release_stay_in_a_child() -> None:
+    """An upload that was dropped without the GIL is released at the next upload, but not in a child."""
+    run_script(
+        """
+        import os, warnings, weakref
+        warnings.simplefilter("ignore")  # jax's, about forking with threads
+        import jax, torch, torch_xla
+
+        def upload():
+            torch.ones(4).to("xla")
+
+        upload()
+        dropped = [weakref.ref(array) for array in jax.live_arrays()]
+        assert dropped and all(ref() is not None for ref in dropped)
+        pid = os.fork()
+        if pid == 0:
+            try:
+                upload()
+            except RuntimeError as error:
+                assert "XLA does not survive a fork" in str(error), error
+            os._exit(0 if all(ref() is not None for ref in dropped) else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+        upload()
+        assert all(ref() is None for ref in dropped)
+        """
+    )
+
+
+def test_statics_of_the_recorder_have_no_guard() -> None:
+    """A guard stays locked in a child if another thread holds it at the fork, and waits for the lock of a table."""
+    found = []
+    for file in (ROOT / "torch_xla/_engine/recorder/csrc").rglob("*.*"):
+        found += re.findall(r"static .*= (?:find_op|counter)\(.*", file.read_text())
+    assert found == []
+
+
 def test_every_lock_of_a_module_is_free_in_a_child() -> None:
     found = []
     for file in (ROOT / "torch_xla").rglob("*.py"):

@@ -26,7 +26,7 @@ _NATIVE = (
 _NATIVE_FIXED = re.compile(
     r"constexpr"
     r"|static const std::(?:unordered_set|unordered_map|string|vector)\b[^()]*(?:\{\"|\{$|;| = \")"
-    r"|static (?:const Op|Counter)\* \w+ = (?:find_op|special|counter)\(\""
+    r"|static const (?:Op|Counter)Pointer \w+\(\""
     r"|\b(?:std::)?(?:shared_)?mutex \w+;"
 )
 _PARAMETERS = re.compile(r"\((?:\)|[^()\"]*\w[\s&*]+\w+[,)])")  # of a function; a variable has constructor arguments
@@ -185,6 +185,7 @@ graph/donation.cpp:capacity             not a cache: lives for one graph
 runtime/execution_lock.cpp:locks        a lock for each device
 dispatch/foreach.cpp:positions_         not a cache: lives for one call
 support/fork_safe_lock.cpp:handlers     a registry of functions
+support/lazy_pointer.h:pointer_         the name; objects of its table live as long as the process
 support/spinlock.h:unlocks              a counter of builds with ThreadSanitizer
 graph/graph.cpp:found                   not a cache: lives for one graph
 csrc/ffi_handler.h:handler              the signature of a handler, of its template arguments

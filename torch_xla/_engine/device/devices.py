@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 import warnings
@@ -302,12 +303,22 @@ def device_type() -> str:
 def _after_fork() -> None:
     global _left_behind
     if backend_started():
+        _leave_garbage()
         # Devices own their client. Modules own executables, and thread pools (jax's mlir) that interpreter shutdown
         # would join.
         ours = ("jax", "jaxlib", "torch_xla")
         modules = [m for name, m in list(sys.modules.items()) if name.split(".")[0] in ours]
         _left_behind = (devices(), [list(vars(m).values()) for m in modules])
         devices.cache_clear()
+
+
+def _leave_garbage() -> None:
+    """Let no garbage collection of a forked child call XLA, for the parent's objects or through jax's callback.
+
+    jax's callback takes a lock, which a thread of XLA may have held at the fork: the child would wait forever.
+    """
+    gc.freeze()
+    gc.callbacks[:] = [c for c in gc.callbacks if getattr(c, "__module__", "").split(".")[0] != "jax"]
 
 
 os.register_at_fork(after_in_child=_after_fork)

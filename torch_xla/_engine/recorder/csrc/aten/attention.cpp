@@ -203,8 +203,8 @@ c10::SmallVector<Tensor, 1> backward_on_cpu(const OutputSpec& output_spec, const
 }  // namespace
 
 AttentionResults attention_on_cpu(const Op& op, const OutputSpec& output_spec, const torch::jit::Stack& arguments) {
-  static const Op* forward = find_op("aten::_scaled_dot_product_efficient_attention");
-  static const Op* backward = find_op("aten::_scaled_dot_product_efficient_attention_backward");
+  static const OpPointer forward("aten::_scaled_dot_product_efficient_attention");
+  static const OpPointer backward("aten::_scaled_dot_product_efficient_attention_backward");
   if (&op == forward && arguments[5].toDouble() == 0 &&
       arguments[0].toTensor().size(3) == arguments[2].toTensor().size(3)) {
     return forward_on_cpu(output_spec, arguments);

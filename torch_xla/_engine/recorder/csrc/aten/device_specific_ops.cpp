@@ -22,7 +22,7 @@ std::tuple<at::Tensor, at::Tensor> weight_norm_backward(const at::Tensor& gradie
 }
 
 void amp_unscale_(at::TensorList gradients, Tensor& found_inf, const Tensor& inv_scale) {
-  static const Op* op = find_op("aten::_amp_foreach_non_finite_check_and_unscale");
+  static const OpPointer op("aten::_amp_foreach_non_finite_check_and_unscale");
   if (gradients.empty()) {
     return;
   }
@@ -40,7 +40,7 @@ void amp_unscale_(at::TensorList gradients, Tensor& found_inf, const Tensor& inv
 
 Tensor& amp_update_scale_(Tensor& scale, Tensor& growth_tracker, const Tensor& found_inf, double growth_factor,
                           double backoff_factor, int64_t growth_interval) {
-  static const Op* op = find_op("aten::_amp_update_scale");
+  static const OpPointer op("aten::_amp_update_scale");
   XlaTensor& target = require_xla(*op, scale);
   XlaTensor& tracker = require_xla(*op, growth_tracker);
   const NodePtr node = record_node(*op, {c10::IValue(scale), c10::IValue(growth_tracker), c10::IValue(found_inf),

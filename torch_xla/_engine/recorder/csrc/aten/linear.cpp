@@ -55,7 +55,7 @@ bool can_record(const Tensor& input, const Tensor& weight, const Tensor& bias) {
 
 // Records the op, below autograd.
 Tensor record_linear(const Tensor& input, const Tensor& weight, const Tensor& bias) {
-  static const Op* op = find_op("aten::linear");
+  static const OpPointer op("aten::linear");
   flush_if_over_limit();
   NodePtr node = record_node(*op, {input, weight, bias.defined() ? c10::IValue(bias) : c10::IValue()});
   const int8_t device = node->device;
@@ -115,7 +115,7 @@ class LinearBackward {
   void finish() const { count_pending(rows_->device, ops_); }
 
   Tensor of_input(const NodePtr& weight) {
-    static const Op* view = find_op("aten::view");
+    static const OpPointer view("aten::view");
     NodePtr value = product(rows_, weight);
     if (sizes_.size() != 2) {
       std::vector<int64_t> sizes = sizes_;
@@ -126,12 +126,12 @@ class LinearBackward {
   }
 
   Tensor of_weight(const NodePtr& input) {
-    static const Op* transpose = find_op("aten::t");
+    static const OpPointer transpose("aten::t");
     return make_tensor(product(record_op(*transpose, {node_as_ivalue(rows_)}), as_rows(input)));
   }
 
   Tensor of_bias() {
-    static const Op* sum = find_op("aten::sum.dim_IntList");
+    static const OpPointer sum("aten::sum.dim_IntList");
     return make_tensor(record_op(*sum, {node_as_ivalue(rows_), std::vector<int64_t>{0}, false, c10::IValue()}));
   }
 
@@ -142,13 +142,13 @@ class LinearBackward {
   }
 
   NodePtr product(const NodePtr& a, const NodePtr& b) {
-    static const Op* op = find_op("aten::mm");
+    static const OpPointer op("aten::mm");
     return record_op(*op, {node_as_ivalue(a), node_as_ivalue(b)});
   }
 
   // Views a value as a matrix with the same last dimension.
   NodePtr as_rows(const NodePtr& value) {
-    static const Op* view = find_op("aten::view");
+    static const OpPointer view("aten::view");
     const auto& sizes = value->shape().sizes;
     if (sizes.size() == 2) {
       return value;

@@ -15,7 +15,7 @@ namespace torch_xla {
 using at::Tensor;
 
 const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optional<at::MemoryFormat>) {
-  static const Op* op = find_op("aten::resize");
+  static const OpPointer op("aten::resize");
   const at::IntArrayRef sizes = C10_AS_INTARRAYREF_SLOW(size);
   XlaTensor& target = require_xla(*op, self);
   if (self.sizes() == sizes) {
@@ -33,7 +33,7 @@ const Tensor& resize_(const Tensor& self, c10::SymIntArrayRef size, std::optiona
 }
 
 Tensor& set_source_tensor(Tensor& self, const Tensor& source) {
-  static const Op* op = find_op("aten::resize");
+  static const OpPointer op("aten::resize");
   XlaTensor& target = require_xla(*op, self);
   XlaTensor& other = require_xla(*op, source);
   TORCH_CHECK(target.device_index() == other.device_index(), "aten::set_: a tensor on ", self.device(),
@@ -44,7 +44,7 @@ Tensor& set_source_tensor(Tensor& self, const Tensor& source) {
 
 Tensor& set_source_storage(Tensor& self, c10::Storage source, c10::SymInt offset, c10::SymIntArrayRef size,
                            c10::SymIntArrayRef stride) {
-  static const Op* op = find_op("aten::resize");
+  static const OpPointer op("aten::resize");
   XlaTensor& target = require_xla(*op, self);
   TORCH_CHECK(source.device().is_cpu(),
               "aten::set_: xla tensors have no storage that could be read or taken over (this one has ",
@@ -61,7 +61,7 @@ Tensor& set_whole_storage(Tensor& self, c10::Storage source) {
 }
 
 bool is_set_to(const Tensor& self, const Tensor& other) {
-  static const Op* op = find_op("aten::resize");
+  static const OpPointer op("aten::resize");
   return require_xla(*op, self).id() == require_xla(*op, other, 0).id();
 }
 

@@ -42,7 +42,7 @@ Tensor view_kernel(const Tensor& self, Args... args) {
 
 // Aliases the tensor: records no node.
 Tensor detach_kernel(const Tensor& self) {
-  static const Op* op = find_op("aten::alias");
+  static const OpPointer op("aten::alias");
   XlaTensor* x = maybe_xla(self);
   if (x == nullptr) {
     if (self.key_set().has(c10::DispatchKey::XLA) && self.is_meta()) {

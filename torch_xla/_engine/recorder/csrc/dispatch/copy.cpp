@@ -137,7 +137,7 @@ Tensor copy_from_and_resize(const Tensor& self, const Tensor& destination) {
 }
 
 at::Scalar local_scalar_dense(const Tensor& self) {
-  static Counter* count = counter("aten::_local_scalar_dense");
+  static const CounterPointer count("aten::_local_scalar_dense");
   count->add();
   return download(expect_xla("aten::_local_scalar_dense", self)).item();
 }

@@ -64,7 +64,7 @@ void record_factory(const Op& op, torch::jit::Stack* stack) {
 
 Tensor full(c10::SymIntArrayRef size, const c10::Scalar& value, std::optional<at::ScalarType> dtype,
             std::optional<at::Layout> layout, std::optional<at::Device> device, std::optional<bool> pin_memory) {
-  static const Op* op = find_op("aten::full");
+  static const OpPointer op("aten::full");
   const bool is_bool = value.isBoolean() && dtype.value_or(at::kBool) == at::kBool;
   if (!dtype && value.isComplex()) {
     // As on the CPU. The meta function returns torch.complex32 or torch.bcomplex32 if the default dtype has 16 bits.

@@ -185,7 +185,7 @@ class Recording {
       node_->numbers |= 1ull << i;
       return number;
     }
-    static const Op* scalar_tensor = find_op("aten::scalar_tensor");
+    static const OpPointer scalar_tensor("aten::scalar_tensor");
     return input(i,
                  record_node(*scalar_tensor,
                              {c10::IValue(t.item()), c10::IValue(static_cast<int64_t>(t.scalar_type())), c10::IValue(),
@@ -373,7 +373,7 @@ NodePtr cast(NodePtr value, at::ScalarType dtype) {
   if (value->shape().dtype == dtype) {
     return value;
   }
-  static const Op* convert = find_op("prims::convert_element_type");
+  static const OpPointer convert("prims::convert_element_type");
   return record_node(*convert, {c10::IValue(make_tensor(std::move(value))), c10::IValue(static_cast<int64_t>(dtype))});
 }
 

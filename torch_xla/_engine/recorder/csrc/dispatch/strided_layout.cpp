@@ -56,8 +56,8 @@ constexpr const char* kOverlapError =
 }  // namespace
 
 void write_strided(XlaTensor& x, NodePtr value, bool uniform) {
-  static const Op* as_strided = find_op("aten::as_strided");
-  static const Op* slice = find_op("aten::slice.Tensor");
+  static const OpPointer as_strided("aten::as_strided");
+  static const OpPointer slice("aten::slice.Tensor");
   const ViewChain chain = x.view_chain();
   const Layout layout = layout_of(chain);
   std::vector<int64_t> sizes = x.sizes().vec();
@@ -93,7 +93,7 @@ void check_view_as(XlaTensor& x, at::ScalarType dtype) {
 
 at::Tensor view_as_strided(XlaTensor& x, at::IntArrayRef sizes, at::IntArrayRef strides,
                            std::optional<int64_t> offset) {
-  static const Op* as_strided = find_op("aten::as_strided");
+  static const OpPointer as_strided("aten::as_strided");
   const ViewChain chain = x.view_chain();
   const at::Tensor base = x.base_tensor();
   TORCH_CHECK_NOT_IMPLEMENTED(chain.ops.empty() || has_single_dtype(chain), "aten::as_strided: a view of ",

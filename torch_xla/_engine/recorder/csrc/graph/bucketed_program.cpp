@@ -104,7 +104,7 @@ bool BucketedProgram::fill_buckets(const std::vector<NodePtr>& values, LaunchSco
       Buffer& buffer = *values[group.sources[slot]]->buffer;
       buffer.renew(bucket, slot, buffer.provenance);
     }
-    static Counter* fills = counter("BucketFills");
+    static const CounterPointer fills("BucketFills");
     fills->add();
   }
   return ran;

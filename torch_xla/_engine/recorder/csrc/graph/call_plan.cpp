@@ -27,7 +27,7 @@ class Callee {
 
   // Records one call through the dispatcher's path, which runs the meta function.
   void prepare(at::TensorList tensors) {
-    static const Op* op = find_op("torch_xla::jax_call");
+    static const OpPointer op("torch_xla::jax_call");
     node_ = record_node(*op, {c10::IValue(tensors.vec()), c10::IValue(function_), c10::IValue(name_)});
     node_->inputs.clear();
     op->recorded->add(-1);  // it is not a call

@@ -155,7 +155,7 @@ BufferPtr result_buffer(const Graph& graph, const Executable& executable, size_t
 
 // Assigns the results to the graph's roots. Must not throw before materialize(): the donated leaves are gone.
 void assign_results(Graph& graph, const Executable& executable, const py::sequence& results, uint32_t provenance) {
-  static Counter* executions = counter("ExecuteComputation");
+  static const CounterPointer executions("ExecuteComputation");
   executions->add();
   add_workspace_peak(graph.device, executable.extra);
   for (const uint32_t position : graph.donated) {

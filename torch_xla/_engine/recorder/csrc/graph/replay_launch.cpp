@@ -183,7 +183,7 @@ py::object ReplayProgram::launch(const std::vector<at::Tensor>& arguments,
   const py::tuple started = start(executable, inputs);
   // From here on nothing may throw: the donated values are gone.
   inputs = py::list();
-  static Counter* executions = counter("ExecuteComputation");
+  static const CounterPointer executions("ExecuteComputation");
   executions->add();
   add_workspace_peak(device_, executable.extra);
   assign(launch, started[0]);

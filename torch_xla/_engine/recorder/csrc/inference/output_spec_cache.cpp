@@ -88,7 +88,7 @@ OutputSpecPtr find_or_infer(const Op& op, const Key& key, c10::ArrayRef<c10::IVa
     }
     return found;
   }
-  static Counter* inferred = counter("ShapeInference");
+  static const CounterPointer inferred("ShapeInference");
   inferred->add();
   const PythonReentryScope reentry;
   OutputSpecPtr output_spec = infer_uncached(op, as_tensors(arguments));

@@ -139,8 +139,8 @@ class GraphInterpreter {
   //   any other                                    Python fallback
   Values compute(const Node& node) {
     TORCH_CHECK(node.default_dtype == default_dtype_, "it was recorded with another default dtype");
-    static const Op* convert = find_op("prims::convert_element_type");
-    static const Op* resize = find_op("aten::resize");
+    static const OpPointer convert("prims::convert_element_type");
+    static const OpPointer resize("aten::resize");
     if (node.op == seed_op()) {
       return {};
     }

@@ -11,6 +11,7 @@
 
 #include "support/counters.h"
 #include "support/hash.h"
+#include "support/lazy_pointer.h"
 
 namespace torch_xla {
 
@@ -80,6 +81,7 @@ const Op* seed_op();     // the random seed, an integer operand
 
 // The table of recorded ops, filled at registration. find_op returns null for an op that is not recorded.
 const Op* find_op(const std::string& name);
+using OpPointer = LazyPointer<const Op, &find_op>;
 Op* add_op(const std::string& name, const std::unordered_set<std::string>& static_args, bool random);
 // Marks a recorded op as one that uses a matrix decomposition. Call it before add_variant().
 void mark_decomposition(const std::string& name);

@@ -6,7 +6,7 @@ namespace torch_xla {
 namespace {
 
 const Op* reshard_op() {
-  static const Op* op = find_op("torch_xla::reshard");
+  static const OpPointer op("torch_xla::reshard");
   return op;
 }
 

@@ -88,7 +88,7 @@ void Bucket::split() {
     }
     Py_CLEAR(array_);
     layout_->splits += 1;
-    static Counter* splits = counter("BucketSplits");
+    static const CounterPointer splits("BucketSplits");
     splits->add();
   }
 }

@@ -42,13 +42,13 @@ void release_reference(PyObject* object) {
 
 Buffer::Buffer(PyObject* array, int8_t device_, int64_t bytes_, uint32_t provenance_, uint32_t sharding_)
     : bytes(bytes_), provenance(provenance_), sharding(sharding_), device(device_), array_(array) {
-  static Counter* created = counter("CreateDataHandles");
+  static const CounterPointer created("CreateDataHandles");
   created->add();
   count();
 }
 
 Buffer::~Buffer() {
-  static Counter* destroyed = counter("DestroyDataHandles");
+  static const CounterPointer destroyed("DestroyDataHandles");
   destroyed->add();
   donate();
   leave_bucket();
@@ -67,6 +67,9 @@ void Buffer::renew(PyObject* array, uint32_t provenance_) {
 }
 
 void drain_parked_buffers() {
+  if (parked().leaked.load(std::memory_order_acquire)) {
+    return;
+  }
   std::vector<PyObject*> arrays;
   {
     std::lock_guard<std::mutex> lock(parked().mutex);

@@ -79,8 +79,8 @@ const bool states_fork_safe = [] {
 
 // Counts created and destroyed tensors with the list of live tensors, whose lock is held at that point anyway.
 void count_tensors() {
-  static Counter* created = counter("CreateXlaTensor");
-  static Counter* destroyed = counter("DestroyXlaTensor");
+  static const CounterPointer created("CreateXlaTensor");
+  static const CounterPointer destroyed("DestroyXlaTensor");
   for (int device = 0; device < kMaxDevices; ++device) {
     DeviceState& state = device_state(static_cast<int8_t>(device));
     uint64_t linked;

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "support/lazy_pointer.h"
+
 namespace torch_xla {
 
 struct Counter {
@@ -20,6 +22,7 @@ struct Counter {
 
 // Returns the counter with that name, creating it on first use.
 Counter* counter(const std::string& name);
+using CounterPointer = LazyPointer<Counter, &counter>;
 
 // Registers a callback that runs before counters are read or cleared, to add counts gathered elsewhere at lower cost.
 // Call it only while the library is being loaded.

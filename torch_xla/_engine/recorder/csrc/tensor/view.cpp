@@ -29,7 +29,7 @@ NodePtr ViewOp::apply(const NodePtr& base) const {
 }
 
 bool ViewOp::covers() const {
-  static const Op* expand = find_op("aten::expand");
+  static const OpPointer expand("aten::expand");
   return overlaps ? op == expand : output_spec->outs[out].elements() == from->outs[from_out].elements();
 }
 
