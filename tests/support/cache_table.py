@@ -57,6 +57,7 @@ _engine/base/sharding_ids:padded_shape  shape and sharding, which determine the 
 _engine/device/devices:devices          no arguments; the backend starts once, and a forked child gets an error
 _engine/device/pjrt_plugins:_registered a registry by name; a later plugin of that name replaces the first
 _engine/device/capabilities:_is_jaxlib_cpu the client; jax creates its own CPU client once
+_engine/device/capabilities:shares_host_memory the device, whose client is fixed and behaves as when it started
 _engine/device/capabilities:_shares_host_memory the client, whose behavior is fixed when it starts
 _engine/device/capabilities:_donates_buffers the client, whose behavior is fixed when it starts
 _engine/device/capabilities:can_decompose the client and the name of a decomposition; the installed jax has its rules

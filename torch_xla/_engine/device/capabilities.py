@@ -49,6 +49,7 @@ def default_runs_in_process() -> bool:
     return runs_in_process(devices.devices()[0])
 
 
+@functools.cache
 def shares_host_memory(device: jax.Device) -> bool:
     """Whether jax may use the memory of a host array for an array on the device instead of a copy."""
     return runs_in_process(device) or _shares_host_memory(device.client)

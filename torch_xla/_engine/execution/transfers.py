@@ -54,34 +54,42 @@ def upload(tensor: torch.Tensor, ordinal: int) -> jax.Array:
     place = devices.device(ordinal)
     if abstract_device.is_enabled():
         return _upload_abstract(tensor, place)  # type: ignore[return-value]  # implements the used part of jax.Array
-    doing = lambda: f"moving a tensor to the device ({tensor.dtype}{list(tensor.shape)})"
-    with (
-        profiler_spans.span("host_to_device"),
-        metrics.record_time("TransferToServerTime"),
-        xla_errors.translate_xla_errors(doing, ordinal),
-    ):
-        # jax (0.10.2) lets a buffer on the CPU share the memory of an aligned array, also where may_alias is False: a
-        # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
-        # A tensor on another device (CUDA) passes through the host.
-        shares = capabilities.shares_host_memory(place)
-        flat = tensor.dim() > _MOST_DIMS
-        host = _copy_to_host(tensor.reshape(-1) if flat else tensor, copy=shares)
-        with recorder.allow_transfers(wide=True):
-            buffer = spmd.upload(host, place)
-        if flat:
-            buffer = _reshape(buffer, tensor.shape)
-        if not shares:  # the caller may overwrite its tensor after the return
-            buffer.block_until_ready()
-    metrics.metric("OutboundData", metrics.format_bytes).add(host.nbytes)
+    start = time.perf_counter_ns()
+    try:
+        buffer, size = profiler_spans.call_in_span("host_to_device", _put, tensor, place)
+    except jax.errors.JaxRuntimeError as error:
+        doing = f"moving a tensor to the device ({tensor.dtype}{list(tensor.shape)})"
+        raise xla_errors.translate_xla_error(error, doing, ordinal) from error
+    metrics.add_duration("TransferToServerTime", time.perf_counter_ns() - start)
+    metrics.metric("OutboundData", metrics.format_bytes).add(size)
     _record_provenance("upload")
-    _log.info("to xla:%d: %s%s", ordinal, tensor.dtype, list(tensor.shape))
+    recorder.bindings().set_unsharded_bytes(size)
+    if _log.isEnabledFor(logging.INFO):
+        _log.info("to xla:%d: %s%s", ordinal, tensor.dtype, list(tensor.shape))
     return buffer
+
+
+def _put(tensor: torch.Tensor, place: jax.Device) -> tuple[jax.Array, int]:
+    """Return a copy of the tensor on the device, and the bytes that were transferred."""
+    # jax (0.10.2) lets a buffer on the CPU share the memory of an aligned array, also where may_alias is False: a
+    # later write to the tensor would show on the device, and one on the device (donation) in the tensor.
+    # A tensor on another device (CUDA) passes through the host.
+    shares = capabilities.shares_host_memory(place)
+    flat = tensor.dim() > _MOST_DIMS
+    host = _copy_to_host(tensor.reshape(-1) if flat else tensor, copy=shares)
+    with recorder.allow_transfers(wide=True):
+        buffer = spmd.upload(host, place)
+    if flat:
+        buffer = _reshape(buffer, tensor.shape)
+    if not shares:  # the caller may overwrite its tensor after the return
+        buffer.block_until_ready()
+    return buffer, host.nbytes
 
 
 def _copy_to_host(tensor: torch.Tensor, copy: bool) -> np.ndarray:
     """Return the values in the storage dtype, in memory of the CPU: that of the tensor if ``copy`` is false."""
     dtype = dtypes.storage_dtype(tensor.dtype)
-    if copy and tensor.dtype == dtype and tensor.device.type == "cpu" and tensor.nbytes <= _MOST_SERIAL_BYTES:
+    if copy and tensor.dtype == dtype and tensor.is_cpu and tensor.nbytes <= _MOST_SERIAL_BYTES:
         return _to_host(tensor).copy()
     return _to_host(tensor.to("cpu", dtype, copy=copy))
 
@@ -92,9 +100,11 @@ def _upload_abstract(tensor: torch.Tensor, place: jax.Device) -> AbstractArray:
 
 
 def _to_host(tensor: torch.Tensor) -> np.ndarray:
-    bits = tensor.view(_BITS.get(tensor.dtype, tensor.dtype))
-    view: np.ndarray = bits.numpy().view(dtypes.numpy_dtype(tensor.dtype))
-    return view
+    bits = _BITS.get(tensor.dtype)
+    if bits is None:
+        values: np.ndarray = tensor.numpy()
+        return values
+    return tensor.view(bits).numpy().view(dtypes.numpy_dtype(tensor.dtype))
 
 
 def _reshape(buffer: jax.Array, shape: Sequence[int]) -> jax.Array:
@@ -118,29 +128,39 @@ def download(buffer: jax.Array, dtype_code: int, shape: tuple[int, ...]) -> torc
             step_timings.record_read(user_frames.user_line(), 0)
         return torch.zeros(shape, dtype=dtype)
     start = time.perf_counter_ns()
-    doing = lambda: f"reading a tensor ({dtype}{list(shape)})"
-    with (
-        profiler_spans.span("device_to_host"),
-        metrics.record_time("TransferFromServerTime"),
-        recorder.allow_transfers(),
-        xla_errors.translate_xla_errors(doing, devices.ordinal(buffer)),
-    ):
-        with step_timings.timed_block("wait"), profiler_spans.span("wait"):
-            buffer.block_until_ready()
-        profiler_spans.flush_finished_events()
-        host = _reshape(buffer, (-1,)) if buffer.ndim > _MOST_DIMS else spmd.unpad(spmd.gather_to_host(buffer), shape)
-        host = np.ascontiguousarray(host)
-        # Memory allocated by torch: a tensor that shares memory with numpy could not be resized.
-        tensor = torch.empty(shape, dtype=dtypes.torch_dtype(buffer.dtype))
-        ctypes.memmove(tensor.data_ptr(), host.ctypes.data, host.nbytes)
+    try:
+        tensor, waited = profiler_spans.call_in_span("device_to_host", _fetch, buffer, shape)
+        size = tensor.nbytes
         if tensor.dtype != dtype:
             tensor = tensor.to(dtype)
-    metrics.metric("InboundData", metrics.format_bytes).add(host.nbytes)
+    except jax.errors.JaxRuntimeError as error:
+        doing = f"reading a tensor ({dtype}{list(shape)})"
+        raise xla_errors.translate_xla_error(error, doing, devices.ordinal(buffer)) from error
+    duration = time.perf_counter_ns() - start
+    metrics.add_duration("TransferFromServerTime", duration, nested=waited)
+    metrics.metric("InboundData", metrics.format_bytes).add(size)
     if not step_timings.current_fallback():
-        step_timings.record_read(user_frames.user_line(), time.perf_counter_ns() - start)
+        step_timings.record_read(user_frames.user_line(), duration)
     value_errors.raise_computed(devices.ordinal(buffer), buffer)
-    _log.info("from the device: %s%s", dtype, list(shape))
+    if _log.isEnabledFor(logging.INFO):
+        _log.info("from the device: %s%s", dtype, list(shape))
     return tensor
+
+
+def _fetch(buffer: jax.Array, shape: tuple[int, ...]) -> tuple[torch.Tensor, int]:
+    """Return a copy of the buffer on the CPU, and the ns until it was computed."""
+    start = time.perf_counter_ns()
+    profiler_spans.call_in_span("wait", buffer.block_until_ready)
+    waited = time.perf_counter_ns() - start
+    step_timings.add_time("wait", waited)
+    profiler_spans.flush_finished_events()
+    with recorder.allow_transfers():
+        host = _reshape(buffer, (-1,)) if buffer.ndim > _MOST_DIMS else spmd.unpad(spmd.gather_to_host(buffer), shape)
+        host = np.ascontiguousarray(host)
+    # Memory allocated by torch: a tensor that shares memory with numpy could not be resized.
+    tensor = torch.empty(shape, dtype=dtypes.torch_dtype(buffer.dtype))
+    ctypes.memmove(tensor.data_ptr(), host.ctypes.data, host.nbytes)
+    return tensor, waited
 
 
 def copy_between_devices(buffer: jax.Array, ordinal: int) -> jax.Array:

@@ -272,6 +272,7 @@ py::list buffers(Ordinal device) {
 void bind_memory(py::module_& m) {
   m.def("buffers", &buffers);
   m.def("set_provenance", &set_provenance);
+  m.def("set_unsharded_bytes", &set_unsharded_bytes);
   m.def("take_peak", [](Ordinal device) { return take_peak(device); });
   m.def("memory_use", [](Ordinal device) {
     const MemoryUse use = memory_use(device);

@@ -16,6 +16,12 @@ void set_sharding(uint32_t sharding, int64_t bytes) {
   any.store(true, std::memory_order_relaxed);
 }
 
+void set_unsharded_bytes(int64_t bytes) {
+  if (pending.bytes < 0) {
+    pending.bytes = bytes;
+  }
+}
+
 PendingSharding take_sharding() { return std::exchange(pending, PendingSharding()); }
 
 bool any_sharded() { return any.load(std::memory_order_relaxed); }

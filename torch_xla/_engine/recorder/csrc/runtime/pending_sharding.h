@@ -14,6 +14,8 @@ struct PendingSharding {
 
 // Sets the attributes for the next take_sharding(). Like set_provenance().
 void set_sharding(uint32_t sharding, int64_t bytes);
+// Sets the bytes of a buffer without a sharding; the sharding of the next buffer, if it has one, decides them.
+void set_unsharded_bytes(int64_t bytes);
 PendingSharding take_sharding();
 
 // Returns whether any value of this process has ever had a sharding.
