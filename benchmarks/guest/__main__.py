@@ -5,7 +5,8 @@
 Each contestant is a separate process, or several where the condition says so. Contestants take turns, measurement by
 measurement; the tables show medians. "each": the loss of each step is read; "tenth": of each tenth step. Memory is the
 peak of the whole process after training, compilation included. ``--settings`` adds contestants with one setting
-changed, for the comparison of the default with its own alternatives. A quota needs permission to create cgroups.
+changed, for the comparison of the default with its own alternatives; ``captured`` runs the step in
+``torch_xla.compile(replay=True)``. A quota needs permission to create cgroups.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ SETTINGS: dict[str, tuple[str, dict[str, str]]] = {
     "kernels": ("xla:0", {"TORCH_XLA_CPU_KERNELS": "0"}),
     "compile": ("xla:0", {"TORCH_XLA_COMPILE_POLICY": "compile"}),
     "checks": ("xla:0", {"TORCH_XLA_CHECK_INDICES": "0"}),
+    "captured": ("captured", {}),
 }
 PAUSE = 0.02  # seconds before each measurement, in which the threads of the contestant before go to sleep
 
@@ -112,7 +114,7 @@ def format_condition(found: dict[str, dict[str, Result]]) -> str:
     """The table of one condition: a row for each job, and the geometric mean of the ratios."""
     others = [name for name in next(iter(found.values())) if name not in DEFAULT]
     head = ["", "each, ms", "eager", "ratio", "tenth, ms", "eager", "ratio", "MB", "eager", "ratio", "first step, s",
-            "compile, s", *(f"{name}, ratio" for name in others)]  # fmt: skip
+            "compile, s", *(f"{name}, ratio (tenth)" for name in others)]  # fmt: skip
     rows = []
     for job, results in found.items():
         cells = [job]
@@ -120,17 +122,23 @@ def format_condition(found: dict[str, dict[str, Result]]) -> str:
             values = [getattr(results[name], figure) for name in ("default", "eager")]
             cells += [*(f"{value:.{digits}f}" for value in values), f"{values[0] / values[1]:.2f}"]
         cells += [f"{results['default'].first:.2f}", f"{results['default'].compile:.1f}"]
-        rows.append(cells + [f"{compute_ratios(results, 'each', name):.2f}" for name in others])
+        rows.append(cells + [format_other([results], name) for name in others])
     means = [
         report.geometric_mean([compute_ratios(results, figure) for results in found.values()])
         for figure in ("each", "tenth", "memory")
     ]
     last = ["geometric mean", *(cell for mean in means for cell in ("", "", f"{mean:.2f}")), "", ""]
-    last += [
-        f"{report.geometric_mean([compute_ratios(results, 'each', name) for results in found.values()]):.2f}"
-        for name in others
-    ]
+    last += [format_other(list(found.values()), name) for name in others]
     return report.table(head, [*rows, last])
+
+
+def format_other(found: list[dict[str, Result]], name: str) -> str:
+    """The geometric means of a further contestant: each step read, and in parentheses each tenth."""
+    each, tenth = (
+        report.geometric_mean([compute_ratios(results, figure, name) for results in found])
+        for figure in ("each", "tenth")
+    )
+    return f"{each:.2f} ({tenth:.2f})"
 
 
 def format_summary(found: dict[str, dict[str, dict[str, Result]]]) -> str:

@@ -14,6 +14,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,31 +27,48 @@ BATCHES = 4
 
 
 class Training:
-    """A job on a device. It owns the model, the optimizer and some batches on the CPU for the life of the process."""
+    """A job on a device. It owns the model, the optimizer and some batches on the CPU for the life of the process.
+
+    The device ``captured`` is xla:0, with the step in ``torch_xla.compile(replay=True)``.
+    """
 
     def __init__(self, job: GuestJob, device: str) -> None:
         torch.manual_seed(0)
-        self.job, self.device = job, torch.device(device)
+        self.job, self.is_captured = job, device == "captured"
+        self.device = torch.device("xla:0" if self.is_captured else device)
         if self.device.type == "xla":
-            import torch_xla  # noqa: F401
+            import torch_xla
         self.model = job.model().to(self.device)
         self.optimizer = job.optimizer(self.model.parameters())
         self.batches: list[Batch] = [job.batch() for _ in range(BATCHES)]
         self.step_count = 0
+        self.update = self._make_update()
+        if self.is_captured:
+            self.update = torch_xla.compile(self.update, replay=True)
 
     def train_step(self) -> torch.Tensor:
         """One step on the next batch; returns the loss on the device."""
-        batch = tuple(tensor.to(self.device) for tensor in self.batches[self.step_count % BATCHES])
+        loss = self.update(*self.batches[self.step_count % BATCHES])
         self.step_count += 1
-        self.optimizer.zero_grad()
-        loss = self.job.loss(self.model, batch)
-        loss.backward()
-        self.optimizer.step()
-        if self.device.type == "xla":
+        if self.device.type == "xla" and not self.is_captured:
             import torch_xla
 
             torch_xla.sync()
         return loss.detach()
+
+    def _make_update(self) -> Callable[..., torch.Tensor]:
+        # Not a method: a capture guards what the step reaches, and step_count changes before each call.
+        job, model, optimizer, device = self.job, self.model, self.optimizer, self.device
+
+        def update(*batch: torch.Tensor) -> torch.Tensor:
+            placed = tuple(tensor.to(device) for tensor in batch)
+            optimizer.zero_grad()
+            loss = job.loss(model, placed)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return update
 
     def run_first_steps(self) -> dict[str, Any]:
         """Trains until programs are compiled; returns the seconds of the first step, of all, and of compilation."""

@@ -315,6 +315,36 @@ def test_a_change_gives_the_right_values(name: str) -> None:
     assert [i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if not torch.equal(a, b)] == []
 
 
+class Counting:
+    """A trainer that counts its steps."""
+
+    def __init__(self) -> None:
+        self.weight, self.step_count = torch.zeros(2, device="xla"), 0
+        self.step = torch_xla.compile(self._step, replay=True)
+
+    def _step(self, x: torch.Tensor) -> None:
+        self.weight.add_(x)
+
+
+def test_a_change_before_each_call_warns() -> None:
+    """Recordings that agree, and are never replayed, cost more than a step without replay: the 16th is the last."""
+    trainer, one = Counting(), torch.ones(2, device="xla")
+
+    def call() -> None:
+        trainer.step_count += 1
+        trainer.step(one)
+
+    for _ in range(16):
+        call()
+    with pytest.warns(UserWarning, match=r"(?s)_step cannot be replayed.*step_count\s+has\s+changed\s+before"):
+        call()
+    recorded = met.counter_value("ReplayRecordings")
+    call()
+    assert trainer.weight.tolist() == [18, 18]
+    assert met.counter_value("ReplayRecordings") == recorded == 17
+    assert met.counter_value("ReplayRejections") == 1
+
+
 def test_another_thread_records() -> None:
     """A replay belongs to the thread that recorded it."""
     weight = torch.zeros(2, device="xla")

@@ -7,8 +7,10 @@ import os
 import pytest
 import torch
 
+import torch_xla.debug.metrics as met
 from benchmarks.guest.__main__ import Result, check_same_training, format_condition, format_summary
 from benchmarks.guest.conditions import CGROUPS, Condition, Contestant, limited_cgroup
+from benchmarks.guest.contestant import Training
 from benchmarks.guest.jobs import JOBS, GuestJob
 
 #: Sampled numbers differ between devices; 124 million parameters take too long.
@@ -46,6 +48,15 @@ def test_replicas_on_one_core() -> None:
     assert answers[0]["losses"] == answers[1]["losses"] and len(answers[0]["losses"]) == 5
 
 
+def test_a_captured_contestant_replays_its_step() -> None:
+    met.clear_counters()
+    training = Training(next(job for job in JOBS if job.name == SMALL), "captured")
+    expected = Training(training.job, "cpu")
+    losses = [training.train_step().item() for _ in range(10)]
+    torch.testing.assert_close(losses, [expected.train_step().item() for _ in range(10)], rtol=1e-4, atol=1e-5)
+    assert met.counter_value("ReplayedSteps") >= 5
+
+
 def test_a_failed_contestant_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="ended with exit code"):
         Contestant("no such job", "cpu", Condition("test"))
@@ -76,8 +87,8 @@ def test_other_training_is_an_error() -> None:
 
 def test_tables() -> None:
     rows = {
-        "a": {"eager": Result(2.0, 2.0, 100), "default": Result(1.0, 4.0, 200, 0.5, 1.5), "kernels": Result(8.0)},
-        "b": {"eager": Result(2.0, 2.0, 100), "default": Result(4.0, 1.0, 200, 0.5, 1.5), "kernels": Result(2.0)},
+        "a": {"eager": Result(2.0, 2.0, 100), "default": Result(1.0, 4.0, 200, 0.5, 1.5), "kernels": Result(8.0, 16.0)},
+        "b": {"eager": Result(2.0, 2.0, 100), "default": Result(4.0, 1.0, 200, 0.5, 1.5), "kernels": Result(2.0, 4.0)},
     }
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in format_condition(rows).splitlines()]
     assert lines[2] == [
@@ -93,9 +104,9 @@ def test_tables() -> None:
         "2.00",
         "0.50",
         "1.5",
-        "4.00",
+        "4.00 (8.00)",
     ]
-    assert lines[-1] == ["geometric mean", "", "", "1.00", "", "", "1.00", "", "", "2.00", "", "", "2.00"]
+    assert lines[-1] == ["geometric mean", "", "", "1.00", "", "", "1.00", "", "", "2.00", "", "", "2.00 (4.00)"]
     summary = format_summary({"quiet": rows}).splitlines()[-1]
     assert [cell.strip() for cell in summary.split("|")[1:-1]] == [
         "quiet", "1.00", "2.00 (b)", "1.00", "2.00 (a)", "2.00", "2.00 (a)",
