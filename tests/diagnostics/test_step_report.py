@@ -213,6 +213,11 @@ def test_healthy(data: dict[str, Any], note: str | None) -> None:
     assert [(entry["level"], entry["text"].startswith(note or "-")) for entry in rest] == [("note", True)] * bool(note)
 
 
+def test_advice_for_a_step_that_is_bound_by_recording() -> None:
+    (note,) = bottlenecks.find_bottlenecks(numbers(tracing=6.0))[1:]
+    assert note["advice"].startswith("torch_xla.compile(step, replay=True) launches the step without recording it")
+
+
 def test_recompilations_of_a_smaller_last_batch_are_no_problem() -> None:
     data = numbers(compiled=1, compile=5.0)
     for row in data["timeline"][2:]:

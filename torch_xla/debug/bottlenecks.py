@@ -179,7 +179,8 @@ def _tracing_bound(spent: float, ops: float, step: str) -> Bottleneck:
         "note",
         f"tracing-bound: Python and recording take {_ms(spent)} of the {step} of a step ({ops:.0f} ops, {each:.1f} µs "
         "per op).",
-        "A larger batch or model gives the device more work per op; the device is idle for a part of the step.",
+        "torch_xla.compile(step, replay=True) launches the step without recording it again; a larger batch gives the "
+        "device more work per op. See: torch-xla explain replay",
     )
 
 
