@@ -318,7 +318,7 @@ def _leave_garbage() -> None:
     jax's callback takes a lock, which a thread of XLA may have held at the fork: the child would wait forever.
     """
     gc.freeze()
-    gc.callbacks[:] = [c for c in gc.callbacks if getattr(c, "__module__", "").split(".")[0] != "jax"]
+    gc.callbacks[:] = [c for c in gc.callbacks if not str(getattr(c, "__module__", "")).startswith("jax.")]
 
 
 os.register_at_fork(after_in_child=_after_fork)
