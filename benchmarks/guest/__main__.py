@@ -122,18 +122,18 @@ def format_condition(found: dict[str, dict[str, Result]]) -> str:
             values = [getattr(results[name], figure) for name in ("default", "eager")]
             cells += [*(f"{value:.{digits}f}" for value in values), f"{values[0] / values[1]:.2f}"]
         cells += [f"{results['default'].first:.2f}", f"{results['default'].compile:.1f}"]
-        rows.append(cells + [format_other([results], name) for name in others])
+        rows.append(cells + [format_setting([results], name) for name in others])
     means = [
         report.geometric_mean([compute_ratios(results, figure) for results in found.values()])
         for figure in ("each", "tenth", "memory")
     ]
     last = ["geometric mean", *(cell for mean in means for cell in ("", "", f"{mean:.2f}")), "", ""]
-    last += [format_other(list(found.values()), name) for name in others]
+    last += [format_setting(list(found.values()), name) for name in others]
     return report.table(head, [*rows, last])
 
 
-def format_other(found: list[dict[str, Result]], name: str) -> str:
-    """The geometric means of a further contestant: each step read, and in parentheses each tenth."""
+def format_setting(found: list[dict[str, Result]], name: str) -> str:
+    """The mean ratios of a contestant with one setting: each step read, and in parentheses each tenth."""
     each, tenth = (
         report.geometric_mean([compute_ratios(results, figure, name) for results in found])
         for figure in ("each", "tenth")

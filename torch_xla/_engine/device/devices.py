@@ -303,7 +303,7 @@ def device_type() -> str:
 def _after_fork() -> None:
     global _left_behind
     if backend_started():
-        _leave_garbage()
+        _isolate_garbage_collection()
         # Devices own their client. Modules own executables, and thread pools (jax's mlir) that interpreter shutdown
         # would join.
         ours = ("jax", "jaxlib", "torch_xla")
@@ -312,7 +312,7 @@ def _after_fork() -> None:
         devices.cache_clear()
 
 
-def _leave_garbage() -> None:
+def _isolate_garbage_collection() -> None:
     """Let no garbage collection of a forked child call XLA, for the parent's objects or through jax's callback.
 
     jax's callback takes a lock, which a thread of XLA may have held at the fork: the child would wait forever.

@@ -264,7 +264,7 @@ def place_inputs(arguments: Sequence[Any]) -> list[Any]:
 def gather_to_host(array: jax.Array) -> np.ndarray:
     """Return the full array on the host. If shards are on devices of other processes, all processes must call this."""
     # np.asarray caches the host copy in the jax.Array for its lifetime. Read the shards instead: they are new arrays,
-    # and their cached copies are freed with them.
+    # and their cached copies are freed with them. Without SPMD, an array is on one device.
     if not replicas.is_spmd() or array.is_fully_replicated:
         return np.asarray(array.addressable_data(0))
     if not array.is_fully_addressable:

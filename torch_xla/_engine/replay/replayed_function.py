@@ -3,8 +3,7 @@
     unknown ──record──► one recording ──an equal one──► replayed ──a guard fails──► recorded again (a miss)
                             │                               ▲                              │
                             └──three lasting problems, or   └───────agrees with an earlier─┘
-                               16 recordings in a row, or
-                               16 agreements without a replay──► rejected: torch_xla.compile without replay, one warning
+                               16 recordings in a row──► rejected: torch_xla.compile without replay, one warning
 
 The ReplayedFunction owns its last recordings and up to eight ReplayedSteps, the most recently used first: one per
 structure of arguments, training mode and so on. They own references to the tensors and guarded objects of the step,
@@ -58,8 +57,7 @@ from torch_xla._engine.replay.step_arguments import StepArguments
 _MOST_STEPS = 8
 _MOST_RECORDINGS = 4  # to compare a new one with
 _MOST_LASTING = 3  # recordings in a row with a lasting problem
-_MOST_IN_A_ROW = 16  # recordings in a row that agree with no earlier one
-_MOST_UNUSED = 16  # agreements in a row, each of which the next call misses: something changes between the calls
+_MOST_IN_A_ROW = 16  # recordings in a row without a replay
 
 
 class ReplayedFunction:
@@ -72,8 +70,8 @@ class ReplayedFunction:
         self._recorder_thread: int | None = None
         self._recordings: deque[Recording] = deque(maxlen=_MOST_RECORDINGS)
         self._steps: list[ReplayedStep] = []
-        self._in_a_row = self._lasting = self._unused = 0
-        self._missed = ""  # why the last call could not be replayed
+        self._in_a_row = self._lasting = 0
+        self._missed = ""  # what the last call since a replay missed
         self._rejected = False
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -94,7 +92,7 @@ class ReplayedFunction:
             if reason is None:
                 reason, result = self._replay(step, arguments.leaves)
                 if reason is None:
-                    self._in_a_row = self._lasting = self._unused = 0
+                    self._in_a_row, self._lasting, self._missed = 0, 0, ""
                     if i:
                         self._steps.insert(0, self._steps.pop(i))
                     return result
@@ -186,8 +184,7 @@ class ReplayedFunction:
                 self._steps.insert(0, step)
                 del self._steps[_MOST_STEPS:]
                 self._lasting = 0
-                self._unused += 1
-                if self._unused >= _MOST_UNUSED:
+                if self._missed and self._in_a_row >= _MOST_IN_A_ROW:
                     fix = "keep what changes in an object that the step does not reach, or pass it as an argument"
                     self._reject(Problem(f"{self._missed} has changed before each call", fix))
                 return
