@@ -2,7 +2,7 @@
 
     elastic_program.py FOLDER
 
-Ends after the step in the file FOLDER/last. All processes read it: it must be some steps ahead.
+Ends some steps after the file FOLDER/finish appears; FOLDER/last has the number of the last step.
 """
 
 from __future__ import annotations
@@ -82,10 +82,23 @@ def train(folder: Path) -> None:
         if manager.reached_preemption(step):
             manager.join()
             sys.exit(1)  # torchelastic takes a process that exits with 0 for a finished one
-        if (folder / "last").exists() and step >= int((folder / "last").read_text()):
+        if _is_last(folder, step, xr.process_index()):
             break
         time.sleep(float(os.environ.get("PAUSE", "0")))
     manager.join()
+
+
+def _is_last(folder: Path, step: int, rank: int) -> bool:
+    """Whether the job ends after this step, on all ranks.
+
+    Rank 0 chooses the last step, two ahead: no rank finishes the next step, a collective, before rank 0 has chosen. A
+    rank that ended earlier than another would leave it in a collective.
+    """
+    last = folder / "last"
+    if rank == 0 and (folder / "finish").exists() and not last.exists():
+        (folder / "chosen").write_text(str(step + 2))
+        (folder / "chosen").rename(last)  # complete as soon as it is there
+    return last.exists() and step >= int(last.read_text())
 
 
 def _log(folder: Path, **values: Any) -> None:

@@ -87,6 +87,44 @@ def test_a_module_with_an_exit_code(tmp_path: Path) -> None:
     assert "__main__ package ['one']" in done.stdout and "exitcode  : 3" in done.stderr, done.stderr[-4000:]
 
 
+UNEVEN = """
+import os, signal, sys
+import torch, torch.distributed as dist
+
+def main():
+    signal.signal(signal.SIGTERM, lambda *_: None)  # as a checkpoint manager that saves on preemption
+    dist.init_process_group("xla", init_method="xla://")
+    rank = dist.get_rank()
+    total = torch.ones(2, device="xla")
+    for _ in range(3 - rank):
+        dist.all_reduce(total)
+        print(rank, total.tolist(), flush=True)
+
+sys.exit(main())
+"""
+
+
+def test_a_rank_that_exits_early_is_named(tmp_path: Path) -> None:
+    """A worker that exits with code 0 leaves the job, although torchelastic keeps its process."""
+    script = tmp_path / "train.py"
+    script.write_text(UNEVEN)
+    done = _run([str(script)], tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.count("[4.0, 4.0]") == 2 and "[8.0, 8.0]" not in done.stdout
+    assert "collectives differ between rank 0 and rank 1" in done.stderr, done.stderr[-4000:]
+    assert "rank 1: no collective: the process has exited" in done.stderr
+    assert "Unable to shutdown process" not in done.stderr, "the handler ends with the script"
+
+
+@pytest.mark.parametrize("code", ["None", "0"])
+def test_a_script_that_exits_with_success(tmp_path: Path, code: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(f"import atexit, sys\natexit.register(print, 'end')\nsys.exit({code})\n")
+    done = _run([str(script)], tmp_path)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("end") == 2
+
+
 FAILURE = """
 import atexit, torch, torch_xla, torch_xla.core.xla_model as xm
 

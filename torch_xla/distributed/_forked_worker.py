@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import runpy
+import signal
 import sys
 
 from torch_xla._engine.base.settings import settings
@@ -29,7 +30,12 @@ def _prepare(kind: str, name: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Run the command line. An exception is printed here, and then ends the process in torchelastic."""
+    """Run the command line. An exception is printed here, and then ends the process in torchelastic.
+
+    torchelastic keeps a worker that has returned until all workers of the host have, and waits forever for one that
+    exits with code 0. So this returns for such a script, too, after the exit functions: other ranks may wait in a
+    collective for a process that has not left the job.
+    """
     kind, name, *arguments = sys.argv[1:]
     _prepare(kind, name, arguments)
     try:
@@ -37,11 +43,14 @@ def main() -> None:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(name, run_name="__main__")
-    except SystemExit:
-        raise
+    except SystemExit as leaving:
+        if leaving.code not in (None, 0):
+            raise
     except BaseException:
         sys.excepthook(*sys.exc_info())
         raise
+    process_exit.exit_like_main_process()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the script would outlive it: the launcher would wait
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ restart, is a fork of it. The workers share the memory of what was imported.
        └──── torchelastic ───┴──► workers: run the script as __main__, with the environment that torchelastic sets
 
 The modules must not start threads or devices when they are imported. A change of an installed module takes effect when
-the launcher starts again, not when a worker does.
+the launcher starts again, not when a worker does. A script ends by returning, by an exception or by ``sys.exit``:
+torchelastic does not notice a worker that ends by ``os._exit(0)``.
 """
 
 from __future__ import annotations

@@ -49,6 +49,8 @@ def flush_queues_before_atexit() -> None:
 
 #: What ``register_at_exit`` has registered, in this order.
 _registered: list[Callable[[], object]] = []
+#: Runs the atexit functions of a child before Python 3.13, unless they have run before.
+_at_end: util.Finalize | None = None
 
 
 def register_at_exit(function: Callable[[], object]) -> None:
@@ -63,25 +65,33 @@ def run_exit_functions_of_child() -> None:
     A child of Python 3.13 runs them, but has lost those that were registered before it was forked. Before 3.13, it has
     them, but runs none.
     """
+    global _at_end
     if sys.version_info >= (3, 13):
         for function in (_end_with_exit_code, *_registered):
             atexit.unregister(function)
             atexit.register(function)
         flush_queues_before_atexit()
-        return
+    else:  # after multiprocessing has flushed its queues
+        _at_end = util.Finalize(None, exit_like_main_process, exitpriority=-100)
+
+
+def exit_like_main_process() -> None:
+    """Do what the interpreter does when a main process ends: wait for threads, then run and drop atexit functions.
+
+    For a child of multiprocessing whose process goes on after its script has ended. Ends the process if
+    ``set_exit_code`` was called.
+    """
+    if _at_end is not None:
+        _at_end.cancel()
+    for thread in threading.enumerate():
+        if thread is not threading.current_thread() and not thread.daemon:
+            thread.join()
     run = _RUN.resolve_or_none()
     if run is None:
         _RUN.warn_missing()
         return
-
-    def exit_like_main_process() -> None:
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
-        run()
-        _end_with_exit_code()
-
-    util.Finalize(None, exit_like_main_process, exitpriority=-100)  # after multiprocessing has flushed its queues
+    run()
+    _end_with_exit_code()
 
 
 def _end_with_exit_code() -> None:
