@@ -1,8 +1,9 @@
 // Convolutions and their gradients, by oneDNN where torch selects it.
 //
 // If all taps of a kernel but one touch only padding, as eight of nine do for a 3x3 kernel on a 1x1 image, only that
-// tap is used: in the last layers of a network for small images most multiplications are by zero. depthwise_gradient.cpp
-// computes the weight gradients of large depthwise kernels.
+// tap is used: in the last layers of a network for small images most multiplications are by zero.
+// pointwise_convolution.cpp multiplies matrices for kernels of one tap, and depthwise_gradient.cpp computes the weight
+// gradients of large depthwise kernels.
 
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
@@ -16,6 +17,7 @@
 
 #include "ffi_handler.h"
 #include "kernels/depthwise_gradient.h"
+#include "kernels/pointwise_convolution.h"
 
 namespace torch_xla::handlers {
 namespace {
@@ -94,9 +96,19 @@ class UsedTaps {
   std::vector<int64_t> padding_;
 };
 
+bool is_pointwise(const at::Tensor& image, const at::Tensor& weight, at::IntArrayRef outputs, const UsedTaps& used,
+                  const Attributes& a) {
+  return !a.flag("transposed") &&
+         has_pointwise_convolution(image, used.slice(weight), outputs, used.padding(), a.integer("groups"));
+}
+
 void convolution(const Tensors& in, Tensors& out, const Attributes& a) {
   const auto bias = in.size() > 2 ? std::optional(in[2]) : std::nullopt;
   const UsedTaps used(in[0], in[1], out[0].sizes(), a);
+  if (is_pointwise(in[0], in[1], out[0].sizes(), used, a)) {
+    pointwise_convolution_out(out[0], in[0], used.slice(in[1]), bias);
+    return;
+  }
   out[0].copy_(at::convolution(in[0], used.slice(in[1]), bias, a.integers("stride"), used.padding(),
                                a.integers("dilation"), a.flag("transposed"), a.integers("output_padding"),
                                a.integer("groups")));
@@ -109,6 +121,19 @@ Gradients aten_gradients(const Tensors& in, const UsedTaps& used, const Attribut
   return at::convolution_backward(in[0], in[1], used.slice(in[2]), at::IntArrayRef(channels), a.integers("stride"),
                                   used.padding(), a.integers("dilation"), a.flag("transposed"),
                                   a.integers("output_padding"), a.integer("groups"), mask);
+}
+
+at::Tensor bias_gradient(const at::Tensor& grad) { return grad.flatten(2).sum({0, 2}); }
+
+// Computes the gradient of the image in its output, if it is wanted, and returns the others.
+Gradients pointwise_gradients(const Tensors& in, const UsedTaps& used, const std::vector<at::Tensor*>& outputs) {
+  const at::Tensor weight = used.slice(in[2]);
+  if (outputs[0] != nullptr) {
+    pointwise_image_gradient_out(*outputs[0], in[0], weight);
+  }
+  return {at::Tensor(),
+          outputs[1] == nullptr ? at::Tensor() : pointwise_weight_gradient(in[0], in[1]).view(weight.sizes()),
+          outputs[2] == nullptr ? at::Tensor() : bias_gradient(in[0])};
 }
 
 Gradients gradients_of(const Tensors& in, const UsedTaps& used, const Attributes& a, std::array<bool, 3> mask) {
@@ -124,7 +149,7 @@ Gradients gradients_of(const Tensors& in, const UsedTaps& used, const Attributes
     return aten_gradients(in, used, a, mask);
   }
   if (mask[2]) {
-    bias = in[0].flatten(2).sum({0, 2});
+    bias = bias_gradient(in[0]);
   }
   return {image, weight, bias};
 }
@@ -132,9 +157,10 @@ Gradients gradients_of(const Tensors& in, const UsedTaps& used, const Attributes
 void convolution_backward(const Tensors& in, Tensors& out, const Attributes& a) {
   const auto mask = a.integers("mask");
   const UsedTaps used(in[1], in[2], in[0].sizes(), a);
-  const auto gradients = gradients_of(in, used, a, flags(mask));
   const auto outputs = masked(out, mask);
-  if (outputs[0] != nullptr) {
+  const auto gradients = is_pointwise(in[1], in[2], in[0].sizes(), used, a) ? pointwise_gradients(in, used, outputs)
+                                                                            : gradients_of(in, used, a, flags(mask));
+  if (outputs[0] != nullptr && std::get<0>(gradients).defined()) {
     outputs[0]->copy_(std::get<0>(gradients));
   }
   if (outputs[1] != nullptr) {
