@@ -2,8 +2,8 @@
 //
 // If all taps of a kernel but one touch only padding, as eight of nine do for a 3x3 kernel on a 1x1 image, only that
 // tap is used: in the last layers of a network for small images most multiplications are by zero.
-// pointwise_convolution.cpp multiplies matrices for kernels of one tap, and depthwise_gradient.cpp computes the weight
-// gradients of large depthwise kernels.
+// pointwise_convolution.cpp multiplies matrices for kernels of one tap, and depthwise_convolution.cpp computes
+// convolutions with one kernel for each channel.
 
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "ffi_handler.h"
-#include "kernels/depthwise_gradient.h"
+#include "kernels/depthwise_convolution.h"
 #include "kernels/pointwise_convolution.h"
 
 namespace torch_xla::handlers {
@@ -96,10 +96,16 @@ class UsedTaps {
   std::vector<int64_t> padding_;
 };
 
+Steps steps_of(const Attributes& a) { return {a.integers("stride"), a.integers("padding"), a.integers("dilation")}; }
+
 bool is_pointwise(const at::Tensor& image, const at::Tensor& weight, at::IntArrayRef outputs, const UsedTaps& used,
                   const Attributes& a) {
   return !a.flag("transposed") &&
          has_pointwise_convolution(image, used.slice(weight), outputs, used.padding(), a.integer("groups"));
+}
+
+bool is_depthwise(const at::Tensor& image, const at::Tensor& weight, const UsedTaps& used, const Attributes& a) {
+  return !a.flag("transposed") && used.is_all() && has_depthwise_convolution(image, weight, a.integer("groups"));
 }
 
 void convolution(const Tensors& in, Tensors& out, const Attributes& a) {
@@ -107,14 +113,18 @@ void convolution(const Tensors& in, Tensors& out, const Attributes& a) {
   const UsedTaps used(in[0], in[1], out[0].sizes(), a);
   if (is_pointwise(in[0], in[1], out[0].sizes(), used, a)) {
     pointwise_convolution_out(out[0], in[0], used.slice(in[1]), bias);
-    return;
+  } else if (is_depthwise(in[0], in[1], used, a)) {
+    depthwise_convolution_out(out[0], in[0], in[1], bias, steps_of(a));
+  } else {
+    out[0].copy_(at::convolution(in[0], used.slice(in[1]), bias, a.integers("stride"), used.padding(),
+                                 a.integers("dilation"), a.flag("transposed"), a.integers("output_padding"),
+                                 a.integer("groups")));
   }
-  out[0].copy_(at::convolution(in[0], used.slice(in[1]), bias, a.integers("stride"), used.padding(),
-                               a.integers("dilation"), a.flag("transposed"), a.integers("output_padding"),
-                               a.integer("groups")));
 }
 
-using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;  // of the image, the weight and the bias
+// Gradients of the image, the weight and the bias; undefined if not wanted, or if they are in their output already.
+using Gradients = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+using Outputs = std::vector<at::Tensor*>;  // null if not wanted
 
 Gradients aten_gradients(const Tensors& in, const UsedTaps& used, const Attributes& a, std::array<bool, 3> mask) {
   const int64_t channels = in[0].size(1);
@@ -123,54 +133,53 @@ Gradients aten_gradients(const Tensors& in, const UsedTaps& used, const Attribut
                                   a.integers("output_padding"), a.integer("groups"), mask);
 }
 
-at::Tensor bias_gradient(const at::Tensor& grad) { return grad.flatten(2).sum({0, 2}); }
+at::Tensor bias_gradient(const Tensors& in, const Outputs& outputs) {
+  return outputs[2] == nullptr ? at::Tensor() : in[0].flatten(2).sum({0, 2});
+}
 
-// Computes the gradient of the image in its output, if it is wanted, and returns the others.
-Gradients pointwise_gradients(const Tensors& in, const UsedTaps& used, const std::vector<at::Tensor*>& outputs) {
+Gradients pointwise_gradients(const Tensors& in, const UsedTaps& used, const Outputs& outputs) {
   const at::Tensor weight = used.slice(in[2]);
   if (outputs[0] != nullptr) {
     pointwise_image_gradient_out(*outputs[0], in[0], weight);
   }
-  return {at::Tensor(),
-          outputs[1] == nullptr ? at::Tensor() : pointwise_weight_gradient(in[0], in[1]).view(weight.sizes()),
-          outputs[2] == nullptr ? at::Tensor() : bias_gradient(in[0])};
+  const at::Tensor own = outputs[1] == nullptr ? at::Tensor() : pointwise_weight_gradient(in[0], in[1]);
+  return {at::Tensor(), own.defined() ? own.view(weight.sizes()) : own, bias_gradient(in, outputs)};
 }
 
-Gradients gradients_of(const Tensors& in, const UsedTaps& used, const Attributes& a, std::array<bool, 3> mask) {
-  const bool is_ours = mask[1] && used.is_all() && !a.flag("transposed") &&
-                       has_depthwise_weight_gradient(in[1], in[2], a.integers("stride"), a.integer("groups"));
-  if (!is_ours) {
-    return aten_gradients(in, used, a, mask);
+Gradients depthwise_gradients(const Tensors& in, const UsedTaps& used, const Attributes& a, const Outputs& outputs) {
+  if (outputs[0] != nullptr) {
+    depthwise_image_gradient_out(*outputs[0], in[0], in[2], steps_of(a));
   }
-  // oneDNN computes the gradient of a bias together with the weight's.
-  auto [image, weight, bias] = aten_gradients(in, used, a, {mask[0], false, false});
-  weight = depthwise_weight_gradient(in[0], in[1], in[2], a.integers("padding"), a.integers("dilation"));
-  if (!weight.isfinite().all().item<bool>()) {
-    return aten_gradients(in, used, a, mask);
+  at::Tensor own = outputs[1] == nullptr ? at::Tensor() : depthwise_weight_gradient(in[0], in[1], in[2], steps_of(a));
+  if (own.defined() && !own.isfinite().all().item<bool>()) {
+    own = std::get<1>(aten_gradients(in, used, a, {false, true, false}));
   }
-  if (mask[2]) {
-    bias = bias_gradient(in[0]);
+  return {at::Tensor(), own, bias_gradient(in, outputs)};
+}
+
+Gradients gradients_of(const Tensors& in, const UsedTaps& used, const Attributes& a, const Outputs& outputs) {
+  if (is_pointwise(in[1], in[2], in[0].sizes(), used, a)) {
+    return pointwise_gradients(in, used, outputs);
   }
-  return {image, weight, bias};
+  return is_depthwise(in[1], in[2], used, a) ? depthwise_gradients(in, used, a, outputs)
+                                             : aten_gradients(in, used, a, flags(a.integers("mask")));
 }
 
 void convolution_backward(const Tensors& in, Tensors& out, const Attributes& a) {
-  const auto mask = a.integers("mask");
   const UsedTaps used(in[1], in[2], in[0].sizes(), a);
-  const auto outputs = masked(out, mask);
-  const auto gradients = is_pointwise(in[1], in[2], in[0].sizes(), used, a) ? pointwise_gradients(in, used, outputs)
-                                                                            : gradients_of(in, used, a, flags(mask));
-  if (outputs[0] != nullptr && std::get<0>(gradients).defined()) {
-    outputs[0]->copy_(std::get<0>(gradients));
+  const Outputs outputs = masked(out, a.integers("mask"));
+  const auto [image, weight, bias] = gradients_of(in, used, a, outputs);
+  if (image.defined()) {
+    outputs[0]->copy_(image);
   }
-  if (outputs[1] != nullptr) {
+  if (weight.defined()) {
     if (!used.is_all()) {
       outputs[1]->zero_();
     }
-    used.slice(*outputs[1]).copy_(std::get<1>(gradients));
+    used.slice(*outputs[1]).copy_(weight);
   }
-  if (outputs[2] != nullptr) {
-    outputs[2]->copy_(std::get<2>(gradients));
+  if (bias.defined()) {
+    outputs[2]->copy_(bias);
   }
 }
 
