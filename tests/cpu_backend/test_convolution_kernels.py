@@ -53,6 +53,22 @@ def test_pointwise_kernels(wanted: tuple[bool, ...]) -> None:
     assert moved[CALLS] >= 2 * len(POINTWISE)
 
 
+@pytest.mark.parametrize(("kernel", "groups"), [((48, 32, 1, 1), 1), ((32, 1, 3, 3), 32)])
+def test_images_with_channels_last(kernel: tuple[int, ...], groups: int) -> None:
+    """The kernels read and write transposed images, as those of a LayerNorm over channels."""
+
+    def values(x: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        out = F.conv2d(x.permute(0, 3, 1, 2), w, groups=groups).permute(0, 2, 3, 1)
+        return [out.detach(), *torch.autograd.grad(out.cos().sum(), (x, w))]
+
+    torch.manual_seed(0)
+    program_cache.cache.clear()
+    with counts() as moved:
+        same(values, torch.randn(8, 24, 20, 32), torch.randn(kernel), rtol=2e-3, atol=2e-3)
+    assert moved[CALLS] >= 2
+
+
 def test_infinity_under_a_pointwise_kernel() -> None:
     """It reaches the outputs of its pixel, and the weights of its channel."""
     image, weight = torch.randn(8, 40, 24, 24), torch.randn(30, 40, 1, 1)
