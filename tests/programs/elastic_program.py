@@ -2,7 +2,7 @@
 
     elastic_program.py FOLDER
 
-Ends some steps after the file FOLDER/finish appears; FOLDER/last has the number of the last step.
+Ends two steps after the file FOLDER/finish appears; FOLDER/last has the number of the last step.
 """
 
 from __future__ import annotations

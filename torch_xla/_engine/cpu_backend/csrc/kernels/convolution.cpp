@@ -96,7 +96,9 @@ class UsedTaps {
   std::vector<int64_t> padding_;
 };
 
-Steps steps_of(const Attributes& a) { return {a.integers("stride"), a.integers("padding"), a.integers("dilation")}; }
+Geometry geometry_of(const Attributes& a) {
+  return {a.integers("stride"), a.integers("padding"), a.integers("dilation")};
+}
 
 bool is_pointwise(const at::Tensor& image, const at::Tensor& weight, at::IntArrayRef outputs, const UsedTaps& used,
                   const Attributes& a) {
@@ -114,7 +116,7 @@ void convolution(const Tensors& in, Tensors& out, const Attributes& a) {
   if (is_pointwise(in[0], in[1], out[0].sizes(), used, a)) {
     pointwise_convolution_out(out[0], in[0], used.slice(in[1]), bias);
   } else if (is_depthwise(in[0], in[1], used, a)) {
-    depthwise_convolution_out(out[0], in[0], in[1], bias, steps_of(a));
+    depthwise_convolution_out(out[0], in[0], in[1], bias, geometry_of(a));
   } else {
     out[0].copy_(at::convolution(in[0], used.slice(in[1]), bias, a.integers("stride"), used.padding(),
                                  a.integers("dilation"), a.flag("transposed"), a.integers("output_padding"),
@@ -142,19 +144,21 @@ Gradients pointwise_gradients(const Tensors& in, const UsedTaps& used, const Out
   if (outputs[0] != nullptr) {
     pointwise_image_gradient_out(*outputs[0], in[0], weight);
   }
-  const at::Tensor own = outputs[1] == nullptr ? at::Tensor() : pointwise_weight_gradient(in[0], in[1]);
-  return {at::Tensor(), own.defined() ? own.view(weight.sizes()) : own, bias_gradient(in, outputs)};
+  const at::Tensor weight_grad =
+      outputs[1] == nullptr ? at::Tensor() : pointwise_weight_gradient(in[0], in[1]).view(weight.sizes());
+  return {at::Tensor(), weight_grad, bias_gradient(in, outputs)};
 }
 
 Gradients depthwise_gradients(const Tensors& in, const UsedTaps& used, const Attributes& a, const Outputs& outputs) {
   if (outputs[0] != nullptr) {
-    depthwise_image_gradient_out(*outputs[0], in[0], in[2], steps_of(a));
+    depthwise_image_gradient_out(*outputs[0], in[0], in[2], geometry_of(a));
   }
-  at::Tensor own = outputs[1] == nullptr ? at::Tensor() : depthwise_weight_gradient(in[0], in[1], in[2], steps_of(a));
-  if (own.defined() && !own.isfinite().all().item<bool>()) {
-    own = std::get<1>(aten_gradients(in, used, a, {false, true, false}));
+  at::Tensor weight_grad =
+      outputs[1] == nullptr ? at::Tensor() : depthwise_weight_gradient(in[0], in[1], in[2], geometry_of(a));
+  if (weight_grad.defined() && !weight_grad.isfinite().all().item<bool>()) {
+    weight_grad = std::get<1>(aten_gradients(in, used, a, {false, true, false}));
   }
-  return {at::Tensor(), own, bias_gradient(in, outputs)};
+  return {at::Tensor(), weight_grad, bias_gradient(in, outputs)};
 }
 
 Gradients gradients_of(const Tensors& in, const UsedTaps& used, const Attributes& a, const Outputs& outputs) {

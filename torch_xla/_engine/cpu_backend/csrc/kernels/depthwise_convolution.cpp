@@ -87,8 +87,9 @@ TORCH_XLA_MULTIVERSION void correlate(int64_t taps, int64_t count, const float* 
   }
 }
 
-PaddedPlanes planes_of(at::IntArrayRef image, at::IntArrayRef outputs, const at::Tensor& weight, const Steps& steps) {
-  return {image, outputs, weight.sizes(), steps.stride, steps.padding, steps.dilation};
+PaddedPlanes planes_of(at::IntArrayRef image, at::IntArrayRef outputs, const at::Tensor& weight,
+                       const Geometry& geometry) {
+  return {image, outputs, weight.sizes(), geometry.stride, geometry.padding, geometry.dilation};
 }
 
 // The taps that multiply elements of one phase.
@@ -119,9 +120,9 @@ bool has_depthwise_convolution(const at::Tensor& image, const at::Tensor& weight
 }
 
 void depthwise_convolution_out(at::Tensor& out, const at::Tensor& given_image, const at::Tensor& weight,
-                               const std::optional<at::Tensor>& bias, const Steps& steps) {
+                               const std::optional<at::Tensor>& bias, const Geometry& geometry) {
   const at::Tensor image = given_image.contiguous();
-  const PaddedPlanes planes = planes_of(image.sizes(), out.sizes(), weight, steps);
+  const PaddedPlanes planes = planes_of(image.sizes(), out.sizes(), weight, geometry);
   const int64_t channels = image.size(1), taps = planes.taps.area();
   parallel_for(image.size(0) * channels, [&](int64_t begin, int64_t end) {
     std::vector<float> padded(planes.length), rows(planes.count);
@@ -135,9 +136,9 @@ void depthwise_convolution_out(at::Tensor& out, const at::Tensor& given_image, c
 }
 
 void depthwise_image_gradient_out(at::Tensor& out, const at::Tensor& given_grad, const at::Tensor& weight,
-                                  const Steps& steps) {
+                                  const Geometry& geometry) {
   const at::Tensor grad = given_grad.contiguous();
-  const PaddedPlanes planes = planes_of(out.sizes(), grad.sizes(), weight, steps);
+  const PaddedPlanes planes = planes_of(out.sizes(), grad.sizes(), weight, geometry);
   const auto phases = phase_taps_of(planes);
   const int64_t channels = out.size(1), taps = planes.taps.area(), before = planes.phase.area();
   parallel_for(out.size(0) * channels, [&](int64_t begin, int64_t end) {
@@ -160,10 +161,10 @@ void depthwise_image_gradient_out(at::Tensor& out, const at::Tensor& given_grad,
 }
 
 at::Tensor depthwise_weight_gradient(const at::Tensor& given_grad, const at::Tensor& given_image,
-                                     const at::Tensor& weight, const Steps& steps) {
+                                     const at::Tensor& weight, const Geometry& geometry) {
   const at::Tensor grad = given_grad.contiguous(), image = given_image.contiguous();
   at::Tensor result = at::empty(weight.sizes(), weight.options());
-  const PaddedPlanes planes = planes_of(image.sizes(), grad.sizes(), weight, steps);
+  const PaddedPlanes planes = planes_of(image.sizes(), grad.sizes(), weight, geometry);
   const int64_t channels = image.size(1), taps = planes.taps.area(), groups = (taps + kMostTaps - 1) / kMostTaps;
   parallel_for(channels, [&](int64_t begin, int64_t end) {
     // Elements beside the image stay zero: each copy writes the same ones.

@@ -6,6 +6,7 @@
 #include <ATen/ops/baddbmm.h>
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/mm.h>
+#include <c10/util/accumulate.h>
 
 #include <algorithm>
 
@@ -15,7 +16,7 @@ namespace {
 // Pixels of an image below which oneDNN is faster, except for images of one pixel, which are one multiplication.
 constexpr int64_t kFewestPixels = 16;
 
-int64_t pixels_of(const at::Tensor& images) { return images[0][0].numel(); }
+int64_t pixels_of(const at::Tensor& images) { return c10::multiply_integers(images.sizes().slice(2)); }
 
 // Returns a matrix for each image, [N, I, pixels] as a view.
 at::Tensor matrices_of(const at::Tensor& images) { return images.flatten(2); }
