@@ -150,6 +150,27 @@ print(before - resident())
 """
 
 
+FREED_BEFORE = COMPILED.replace(
+    "x = torch.ones",
+    """
+from torch_xla._engine.compilation.persistent_cache import cache
+load_or_compile, at_compilation = cache.load_or_compile, []
+cache.load_or_compile = lambda *args: (at_compilation.append(resident()), load_or_compile(*args))[1]
+
+blocks = [bytearray(50_000) for _ in range(2000)]  # small: part of the heap
+last = bytearray(50_000)  # after the others: they cannot be returned from the end of the heap
+del blocks
+with_free_blocks = resident()
+x = torch.ones""",
+).replace("before - resident()", "with_free_blocks - at_compilation[-1]")
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
+def test_compilation_starts_without_free_memory() -> None:
+    """The compiler's threads have their own heaps: they cannot reuse the 100 MB that were freed in this one."""
+    assert float(run_script(FREED_BEFORE, TORCH_XLA_COMPILE_POLICY="compile").stdout) > 50
+
+
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="the C library is not glibc")
 def test_memory_freed_by_compilation_returns_to_the_system() -> None:
     """It is 12 MB without trimming, for a program that is not optimized; up to 5.4 MB with it, by jax release."""
