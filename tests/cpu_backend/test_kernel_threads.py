@@ -82,7 +82,7 @@ def test_number_of_threads() -> None:
     )
 
 
-#: OpenMP's default, which stays if it is set: other tests load the machine.
+#: OpenMP's default, which stays if it is set.
 _ACTIVE = {"GOMP_SPINCOUNT": "300000"}
 
 _TWO_TEAMS = """
@@ -109,6 +109,12 @@ _TWO_TEAMS = """
 
     def threads():
         return {thread.name: thread for thread in Path("/proc/self/task").iterdir()}
+    """
+
+_SLEEPS = """
+    def sleeps():
+        found = {name: (thread / "status").read_text() for name, thread in threads().items()}
+        return {name: int(re.search(r"\\nvoluntary_ctxt_switches:\\s+(\\d+)", text)[1]) for name, text in found.items()}
     """
 
 
@@ -162,11 +168,8 @@ def test_a_team_sleeps_between_kernels_only() -> None:
     """
     run_script(
         _TWO_TEAMS
+        + _SLEEPS
         + """
-    def sleeps():
-        found = {name: (thread / "status").read_text() for name, thread in threads().items()}
-        return {name: int(re.search(r"\\nvoluntary_ctxt_switches:\\s+(\\d+)", text)[1]) for name, text in found.items()}
-
     forward(x, w)
     for _ in range(5):
         step()
@@ -181,30 +184,39 @@ def test_a_team_sleeps_between_kernels_only() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there are no teams on one core")
-@pytest.mark.skipif(
-    not Path("/proc/thread-self/schedstat").exists(), reason="Linux does not tell the time in the queue"
-)
-def test_a_team_sleeps_between_loops_on_a_loaded_machine() -> None:
-    """Beside two busy processes for each core; the results stay equal bit for bit."""
+def test_a_team_sleeps_when_a_loop_ends() -> None:
+    """Seven times in each kernel, unless the user configures how OpenMP waits."""
+    run_script(
+        _TWO_TEAMS
+        + _SLEEPS
+        + """
+    def named(name):
+        return [number for number, thread in threads().items() if (thread / "comm").read_text() == name + "\\n"]
+
+    for _ in range(5):
+        step()
+    team, before = named("xla_cpu_kernels"), sleeps()
+    for _ in range(40):
+        step()
+    after = sleeps()
+    assert len(team) == cores
+    of_each_kernel = max(after[number] - before[number] for number in team) / 40 / 6
+    assert of_each_kernel > 4, of_each_kernel
+    assert len(named("xla_omp_sleeper")) == cores + 1
+    """
+    )
+
+
+def test_one_thread_starts_no_team() -> None:
+    """The ranks of torchrun have one thread each by default."""
     run_script(
         _TWO_TEAMS
         + """
-    import subprocess, sys, time
-    losses = [forward(*on_xla).item() for _ in range(5)]
-    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2 * cores)]
-    try:
-        end = time.monotonic() + 120
-        while not met.counter_value("CpuKernelsOnLoadedMachine"):
-            assert time.monotonic() < end
-            step()
-            losses.append(forward(*on_xla).item())
-        assert "xla_passive" in {(thread / "comm").read_text().strip() for thread in threads().values()}
-        losses += [forward(*on_xla).item() for _ in range(5)]
-    finally:
-        for process in busy:
-            process.kill()
-            process.wait()
-    assert len(set(losses)) == 1, set(losses)
+    torch.set_num_threads(1)
+    for _ in range(3):
+        step()
+    names = [(thread / "comm").read_text().strip() for thread in threads().values()]
+    assert names.count("xla_cpu_kernels") == 1 and "xla_omp_sleeper" not in names, names
     """
     )
 

@@ -21,7 +21,6 @@ import jaxlib
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.device import capabilities, cpu_threads, hardware_detection
-from torch_xla._engine.diagnostics import metrics
 from torch_xla._engine.lowering import cpu_kernel_call
 from torch_xla._engine.recorder import prebuilt
 from torch_xla._engine.recorder.build import Extension, build_or_find
@@ -40,11 +39,9 @@ class KernelLibrary:
     functions: ctypes.CDLL
 
     def set_thread_count(self) -> None:
-        """Set the kernels' thread count, and release the OpenMP team of this thread: call it before each launch."""
+        """Set the kernels' thread count: call it before each launch."""
         cpu_threads.leave_inherited_team()
-        set_threads = self.functions.torch_xla_set_threads
-        if passive := set_threads(cpu_threads.kernel_threads(), not cpu_threads.has_inherited_team()):
-            metrics.count("CpuKernelsOnLoadedMachine", passive)
+        self.functions.torch_xla_set_threads(cpu_threads.kernel_threads(), not cpu_threads.has_inherited_team())
 
     def foreach_opcodes(self) -> dict[str, int]:
         """Return the opcodes of foreach programs by name, as defined in csrc/kernels/foreach_program.cpp."""

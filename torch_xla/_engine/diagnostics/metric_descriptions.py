@@ -43,9 +43,6 @@ COUNTERS = {
     "InterpreterFallbackOps": Description("Operators", "calls", "an op of an interpreted graph was compiled by XLA"),
     "InterpreterUnsupportedGraphs": Description("Operators", "graphs", "a graph had to be compiled, not interpreted"),
     "CpuKernelCalls": Description("Operators", "calls", "a compiled CPU program contains a call of an ATen kernel"),
-    "CpuKernelsOnLoadedMachine": Description(
-        "Operators", "calls", "a kernel ran while others used its cores: its threads sleep, not spin, between loops"
-    ),
     "ShapeInference": Description("Operators", "calls", "shape and dtype of an op were computed, not found in a cache"),
     "CreateCompileHandles": Description("Programs", "programs", "a program was compiled, or loaded from the cache"),
     "DestroyCompileHandles": Description("Programs", "programs", "a program left the cache in memory"),

@@ -29,6 +29,7 @@ from torch_xla._engine.base import messages, user_frames
 from torch_xla._engine.base.fork_safe_lock import fork_safe_lock
 from torch_xla._engine.base.settings import settings
 from torch_xla._engine.compilation.graph_function import CheckedOps
+from torch_xla._engine.device import capabilities, devices
 from torch_xla._engine.diagnostics import observer
 from torch_xla._engine.graph.graph_run import GraphRun
 from torch_xla._engine.lowering.value_checks import Failure
@@ -123,7 +124,8 @@ def note_launch(run: GraphRun, results: Sequence[jax.Array], row: Any, ops: Chec
     row = replica_program.to_local_array(row)
     ids: frozenset[int] = frozenset()
     if not row.is_ready():
-        row.copy_to_host_async()
+        if not capabilities.shares_host_memory(devices.device(run.device)):
+            row.copy_to_host_async()
         ids = frozenset(map(id, results))
     line = observer.current_site(run)[2]
     _launched[run.device].append(_Launched(row, ids, ops, line))

@@ -5,18 +5,14 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstdlib>
 #include <deque>
 #include <exception>
 #include <mutex>
 #include <new>
-#include <optional>
 #include <thread>
 
 #include "threading/openmp.h"
-#include "threading/scheduling_times.h"
-#include "threading/wait_policy.h"
 
 namespace torch_xla::handlers {
 namespace {
@@ -50,19 +46,20 @@ class KernelThread {
     task.done.wait(0, std::memory_order_acquire);
   }
 
-  std::atomic<int> threads{0};              // 0: torch's default
-  std::atomic<int64_t> passive_kernels{0};  // since the last launch
+  std::atomic<int> threads{0};  // 0: torch's default
+  // By the user, in the environment.
+  const bool is_waiting_configured =
+      std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
 
  private:
   [[noreturn]] void serve() {
     name_calling_thread();
     const c10::InferenceMode no_autograd;
-    const RunQueueTime queue;
     for (;;) {
       Task* task = next();
       try {
-        update_thread_count();
-        run_work(*task->work, queue);
+        prepare_team();
+        (*task->work)();
       } catch (...) {
         task->error = std::current_exception();
       }
@@ -71,29 +68,15 @@ class KernelThread {
     }
   }
 
-  void run_work(const std::function<void()>& work, const RunQueueTime& queue) {
-    if (is_policy_set_) {
-      work();
-      return;
-    }
-    if (!policy_.is_passive()) {
-      passive_.reset();
-    } else if (!passive_) {
-      passive_.emplace();
-    }
-    passive_kernels.fetch_add(passive_ ? 1 : 0, std::memory_order_relaxed);
-    // The policy uses the time in the queue only while it is active: a pause costs no system calls.
-    const auto read_queue = [&] { return passive_ ? std::chrono::nanoseconds(0) : queue.read(); };
-    const auto waited = read_queue();
-    const auto start = std::chrono::steady_clock::now();
-    work();
-    policy_.add(std::chrono::steady_clock::now() - start, read_queue() - waited);
-  }
-
-  void update_thread_count() const {
+  // A team of one thread has nothing to wait for: no other threads start, such as in the ranks of torchrun.
+  void prepare_team() {
     const int requested = threads.load(std::memory_order_relaxed);
     if (requested > 0 && requested != at::get_num_threads()) {
       at::set_num_threads(requested);
+    }
+    if (!is_waiting_configured && !team_sleeps_ && at::get_num_threads() > 1) {
+      team_sleeps_ = true;
+      sleep_between_loops();
     }
   }
 
@@ -104,7 +87,12 @@ class KernelThread {
       if (Task* task = first()) {
         return task;
       }
-      run_on_all_threads([&] { pushed_.wait(seen, std::memory_order_acquire); });
+      const auto wait = [&] { pushed_.wait(seen, std::memory_order_acquire); };
+      if (is_waiting_configured) {
+        run_on_all_threads(wait);
+      } else {
+        wait();
+      }
     }
   }
 
@@ -122,11 +110,7 @@ class KernelThread {
   std::deque<Task*> tasks_;
   std::atomic<uint32_t> pushed_{0};  // number of tasks ever pushed
   bool started_ = false;
-  // By the user, in the environment.
-  const bool is_policy_set_ = std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
-  // Of the kernel thread.
-  WaitPolicy policy_;
-  std::optional<PassiveWaiting> passive_;
+  bool team_sleeps_ = false;  // of the kernel thread
 };
 
 // Never destroyed: its thread may wait for work while the process exits.
@@ -152,11 +136,10 @@ void run_on_kernel_thread(const std::function<void()>& work) {
 
 }  // namespace torch_xla::handlers
 
-int64_t torch_xla_set_threads(int count, bool release_team) {
-  if (release_team) {
+void torch_xla_set_threads(int count, bool may_release_team) {
+  auto& thread = torch_xla::handlers::kernel_thread();
+  if (may_release_team && thread.is_waiting_configured) {
     torch_xla::handlers::release_omp_team();
   }
-  auto& thread = torch_xla::handlers::kernel_thread();
   thread.threads.store(count, std::memory_order_relaxed);
-  return thread.passive_kernels.exchange(0, std::memory_order_relaxed);
 }

@@ -7,7 +7,7 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <memory>
+#include <system_error>
 #include <thread>
 
 namespace torch_xla::handlers {
@@ -28,6 +28,7 @@ struct Functions {
       host = reinterpret_cast<int (*)()>(dlsym(library, "omp_get_initial_device"));
       count_cores = reinterpret_cast<int (*)()>(dlsym(library, "omp_get_num_procs"));
       set_threads = reinterpret_cast<void (*)(int)>(dlsym(library, "omp_set_num_threads"));
+      is_gnu = set_threads != nullptr && dlsym(library, "kmp_set_blocktime") == nullptr;  // a function of LLVM's
     }
   }
 
@@ -35,6 +36,7 @@ struct Functions {
   int (*host)() = nullptr;
   int (*count_cores)() = nullptr;
   void (*set_threads)(int count) = nullptr;  // of the calling thread
+  bool is_gnu = false;
 };
 
 const Functions& functions() {
@@ -42,14 +44,14 @@ const Functions& functions() {
   return found;
 }
 
-void sleep_until_over(const std::atomic<int>& is_over) {
+void sleep_with_team() {
 #ifdef __linux__
-  pthread_setname_np(pthread_self(), "xla_passive");  // not the kernel thread's name, which new threads inherit
+  pthread_setname_np(pthread_self(), "xla_omp_sleeper");  // not the kernel thread's name, which new threads inherit
 #endif
-  if (functions().count_cores != nullptr && functions().set_threads != nullptr) {
-    functions().set_threads(functions().count_cores() + 1);
-  }
-  run_on_all_threads([&] { is_over.wait(0, std::memory_order_acquire); });
+  at::get_num_threads();  // sets this thread's count at its first call
+  functions().set_threads(functions().count_cores() + 1);
+  std::atomic<int> never{0};
+  run_on_all_threads([&] { never.wait(0, std::memory_order_acquire); });
 }
 
 }  // namespace
@@ -69,13 +71,14 @@ void run_on_all_threads(const std::function<void()>& work) {
   parallel_for(at::get_num_threads(), [&](int64_t, int64_t) { work(); });
 }
 
-PassiveWaiting::PassiveWaiting() : is_over_(std::make_shared<std::atomic<int>>(0)) {
-  std::thread([is_over = is_over_] { sleep_until_over(*is_over); }).detach();
-}
-
-PassiveWaiting::~PassiveWaiting() {
-  is_over_->store(1, std::memory_order_release);
-  is_over_->notify_all();
+void sleep_between_loops() {
+  if (!functions().is_gnu) {
+    return;
+  }
+  try {
+    std::thread(sleep_with_team).detach();
+  } catch (const std::system_error&) {  // no more threads are allowed: teams spin
+  }
 }
 
 void release_omp_team() {
