@@ -111,8 +111,8 @@ def compute_ratios(results: dict[str, Result], figure: str, name: str = "default
     return float(getattr(results[name], figure) / getattr(results["eager"], figure))
 
 
-def compute_loss_to_best(results: dict[str, Result], figure: str) -> float:
-    """The figure of the default, in times of the best contestant's on the device."""
+def compute_slowdown(results: dict[str, Result], figure: str) -> float:
+    """How many times the default's figure is that of the best setting, the default included."""
     return float(getattr(results["default"], figure) / min(
         getattr(result, figure) for name, result in results.items() if name != "eager"
     ))  # fmt: skip
@@ -152,7 +152,7 @@ def format_setting(found: list[dict[str, Result]], name: str) -> str:
 def format_summary(found: dict[str, dict[str, dict[str, Result]]]) -> str:
     """The tables of all conditions: geometric means and the worst row; with settings, the worst row of the default in
     times of the best of them."""
-    rows, losses = [], []
+    rows, slowdowns = [], []
     for condition, jobs in found.items():
         cells = [condition]
         for figure in ("each", "tenth", "memory"):
@@ -160,19 +160,19 @@ def format_summary(found: dict[str, dict[str, dict[str, Result]]]) -> str:
             worst = max(ratios, key=lambda job: ratios[job])
             cells += [f"{report.geometric_mean(list(ratios.values())):.2f}", f"{ratios[worst]:.2f} ({worst})"]
         rows.append(cells)
-        losses.append([condition, *(format_worst_loss(jobs, figure) for figure in ("each", "tenth"))])
+        slowdowns.append([condition, *(format_worst_slowdown(jobs, figure) for figure in ("each", "tenth"))])
     head = ["of eager's", "each step read", "worst", "each tenth read", "worst", "peak memory", "worst"]
     tables = [report.table(head, rows)]
     if any(len(results) > len(DEFAULT) for jobs in found.values() for results in jobs.values()):
-        tables.append(report.table(["worst of the best setting's", "each step read", "each tenth read"], losses))
+        tables.append(report.table(["default / best setting", "each step read", "each tenth read"], slowdowns))
     return "\n\n".join(tables)
 
 
-def format_worst_loss(jobs: dict[str, dict[str, Result]], figure: str) -> str:
+def format_worst_slowdown(jobs: dict[str, dict[str, Result]], figure: str) -> str:
     """The row whose default is slowest in times of its best setting."""
-    losses = {job: compute_loss_to_best(results, figure) for job, results in jobs.items()}
-    worst = max(losses, key=lambda job: losses[job])
-    return f"{losses[worst]:.2f} ({worst})"
+    slowdowns = {job: compute_slowdown(results, figure) for job, results in jobs.items()}
+    worst = max(slowdowns, key=lambda job: slowdowns[job])
+    return f"{slowdowns[worst]:.2f} ({worst})"
 
 
 def main() -> None:

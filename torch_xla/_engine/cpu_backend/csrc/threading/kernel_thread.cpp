@@ -46,10 +46,8 @@ class KernelThread {
     task.done.wait(0, std::memory_order_acquire);
   }
 
-  std::atomic<int> threads{0};  // 0: torch's default
-  // By the user, in the environment.
-  const bool is_waiting_configured =
-      std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
+  std::atomic<int> threads{0};                 // 0: torch's default
+  std::atomic<bool> has_sleeping_team{false};  // whether OpenMP makes teams sleep when a loop ends
 
  private:
   [[noreturn]] void serve() {
@@ -74,9 +72,8 @@ class KernelThread {
     if (requested > 0 && requested != at::get_num_threads()) {
       at::set_num_threads(requested);
     }
-    if (!is_waiting_configured && !team_sleeps_ && at::get_num_threads() > 1) {
-      team_sleeps_ = true;
-      sleep_between_loops();
+    if (!is_waiting_configured_ && !has_sleeping_team && at::get_num_threads() > 1) {
+      has_sleeping_team = sleep_between_loops();
     }
   }
 
@@ -88,10 +85,10 @@ class KernelThread {
         return task;
       }
       const auto wait = [&] { pushed_.wait(seen, std::memory_order_acquire); };
-      if (is_waiting_configured) {
-        run_on_all_threads(wait);
-      } else {
+      if (has_sleeping_team) {
         wait();
+      } else {
+        run_on_all_threads(wait);
       }
     }
   }
@@ -110,7 +107,9 @@ class KernelThread {
   std::deque<Task*> tasks_;
   std::atomic<uint32_t> pushed_{0};  // number of tasks ever pushed
   bool started_ = false;
-  bool team_sleeps_ = false;  // of the kernel thread
+  // By the user, in the environment.
+  const bool is_waiting_configured_ =
+      std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
 };
 
 // Never destroyed: its thread may wait for work while the process exits.
@@ -138,7 +137,7 @@ void run_on_kernel_thread(const std::function<void()>& work) {
 
 void torch_xla_set_threads(int count, bool may_release_team) {
   auto& thread = torch_xla::handlers::kernel_thread();
-  if (may_release_team && thread.is_waiting_configured) {
+  if (may_release_team && !thread.has_sleeping_team) {
     torch_xla::handlers::release_omp_team();
   }
   thread.threads.store(count, std::memory_order_relaxed);

@@ -10,10 +10,10 @@
 //
 //  OMP_WAIT_POLICY, GOMP_SPINCOUNT    while a kernel runs                      between kernels
 //  not set                            the team sleeps between its loops        sleeps
-//  set                                as they say                              sleeps, in a loop that the next kernel ends
+//  set, or not GNU's OpenMP           as OpenMP is configured                  sleeps, in a loop that the next kernel ends
 //
-// OpenMP spins only if a process has no more threads in teams than cores. So, if the user has configured it, the thread
-// that starts a program releases its own team (mostly that of Python's main thread), which OpenMP recreates when needed.
+// GNU's OpenMP spins only if a process has no more threads in teams than cores. So, in the second row, the thread that
+// starts a program releases its own team (mostly that of Python's main thread), which OpenMP recreates when needed.
 #pragma once
 
 #include <cstdint>

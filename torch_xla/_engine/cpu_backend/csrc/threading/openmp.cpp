@@ -71,14 +71,16 @@ void run_on_all_threads(const std::function<void()>& work) {
   parallel_for(at::get_num_threads(), [&](int64_t, int64_t) { work(); });
 }
 
-void sleep_between_loops() {
+bool sleep_between_loops() {
   if (!functions().is_gnu) {
-    return;
+    return false;
   }
   try {
     std::thread(sleep_with_team).detach();
-  } catch (const std::system_error&) {  // no more threads are allowed: teams spin
+  } catch (const std::system_error&) {
+    return false;
   }
+  return true;
 }
 
 void release_omp_team() {

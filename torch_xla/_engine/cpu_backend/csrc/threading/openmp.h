@@ -18,8 +18,9 @@ void run_on_all_threads(const std::function<void()>& work);
 //
 // GNU's OpenMP decides at each wait: it spins unless the process has more threads in teams than cores. This starts a
 // thread that owns a team of more threads than cores, which sleeps until the process ends. It has no effect on other
-// OpenMP runtimes. The child of a fork has none of these threads, but GNU's OpenMP still counts them.
-void sleep_between_loops();
+// OpenMP runtimes. The child of a fork has none of these threads, but GNU's OpenMP still counts them. Returns false if
+// teams still spin: another OpenMP, or the process may not start more threads.
+bool sleep_between_loops();
 
 // Releases the calling thread's team; OpenMP recreates it at the next parallel loop. Does nothing inside a loop, or if
 // OpenMP is older than 5.0. (LLVM's OpenMP makes its threads sleep instead.)
