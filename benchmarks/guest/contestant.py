@@ -24,6 +24,8 @@ from benchmarks.guest.jobs import JOBS, Batch, GuestJob
 
 FIRST_STEPS = 5
 BATCHES = 4
+#: Seconds. Twenty steps of a small model end before the caches of a core are warm again.
+MINIMUM_TIME = 0.5
 
 
 class Training:
@@ -96,17 +98,18 @@ class Training:
         return found[1] / 1e9 if found else 0.0
 
     def measure(self, every: int, pause: float) -> float:
-        """Milliseconds per step over ``job.steps`` steps, pauses not counted."""
-        busy, steps = 0.0, max(self.job.steps, every)
-        start = time.perf_counter()
-        for index in range(1, steps + 1):
-            loss = self.train_step()
-            if index % every == 0 or index == steps:
-                loss.item()
-                busy += time.perf_counter() - start
-                time.sleep(pause)
-                start = time.perf_counter()
-        return busy / steps * 1e3
+        """Milliseconds per step, pauses not counted: ``job.steps`` steps or more, for at least MINIMUM_TIME seconds."""
+        busy, step = 0.0, 0
+        begin = start = time.perf_counter()
+        while step < self.job.steps or start - begin < MINIMUM_TIME:
+            for _ in range(every):
+                loss = self.train_step()
+            loss.item()
+            step += every
+            busy += time.perf_counter() - start
+            time.sleep(pause)
+            start = time.perf_counter()
+        return busy / step * 1e3
 
 
 def read_peak_memory() -> float:

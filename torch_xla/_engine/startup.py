@@ -15,7 +15,15 @@ from torch_xla._engine import recorder
 from torch_xla._engine.base import dynamo_hooks, import_hooks, logging_config, partitioning, settings_check
 from torch_xla._engine.base.settings import Settings, settings
 from torch_xla._engine.base.tracebacks import hide_engine_frames
-from torch_xla._engine.compat import dispatcher, dynamo, imported_names, lax_scan, process_exit, versions
+from torch_xla._engine.compat import (
+    contraction_kernel,
+    dispatcher,
+    dynamo,
+    imported_names,
+    lax_scan,
+    process_exit,
+    versions,
+)
 from torch_xla._engine.compilation import hlo_metadata
 from torch_xla._engine.compilation.persistent_cache import cache as persistent_cache
 from torch_xla._engine.cpu_backend import library
@@ -91,6 +99,7 @@ def initialize() -> None:
     eager_mode.set_eager(settings.XLA_USE_EAGER_DEBUG_MODE)
     # Until the backend starts there is none: see autograd_threading.
     module.set_advertised_devices(0)
+    devices.on_backend_start(lambda _: contraction_kernel.disable_if_profiled())
     devices.on_backend_start(lambda _: module.set_advertised_devices(_max_device_count()))
     devices.on_backend_start(lambda _: module.set_missing_device_advice(devices.missing_device_advice()))
     _register(module)

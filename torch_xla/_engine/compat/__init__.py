@@ -17,6 +17,7 @@
     shard_alike.py        jax.experimental.shard_alike
     lax_scan.py           32-bit loop counters on TPUs
     pjrt_execution.py     launches of compiled programs without Python
+    contraction_kernel.py a matrix multiplication of jaxlib that signal handlers must not interrupt
     xprof.py              profiles of other processes
     process_exit.py       process exit and forks
     debug_options.py      XLA's parsed flags

@@ -1,4 +1,4 @@
-"""Warn of variables of the cache, and of XLA's flags, that a script sets after they have been read."""
+"""Warn of variables of the cache, XLA's flags and timers that a script sets too late."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch_xla._engine.base import xla_flags
 from torch_xla._engine.base.settings import settings
+from torch_xla._engine.compat import contraction_kernel
 
 #: The settings of the cache folder.
 _FOLDER_SETTINGS = ("XLA_PERSISTENT_CACHE_PATH", "XLA_PERSISTENT_CACHE_READ_ONLY", "TORCH_XLA_PERSISTENT_CACHE_MAX_GB")
@@ -17,6 +18,7 @@ _warned: set[str] = set()  # the variables that a warning has named
 def warn_of_late_settings(folder: Path | None) -> None:
     """Warn, once for each variable, of those that were set too late. ``folder``: the cache folder, None without one."""
     _warn_of_late_flags()
+    contraction_kernel.warn_of_late_timer()
     late = [name for name in settings.changed_after_read(_FOLDER_SETTINGS) if name not in _warned]
     named = os.environ.get("XLA_PERSISTENT_CACHE_PATH")
     if folder is not None and named and Path(named).expanduser().absolute() == folder:  # by initialize(), too
