@@ -61,7 +61,7 @@ def _cpu_seconds() -> float:
 
 def _join_and_fetch(rank: int, size: int, start: float) -> dict[str, Any]:
     """Run in a forked process of the job."""
-    from torch_xla._engine.job import coordination, program_exchange
+    from torch_xla._engine.job import coordination, key_value_exchange, program_exchange
 
     processes, phases = range(int(os.environ["WORLD_SIZE"])), [(start, _cpu_seconds())]
 
@@ -71,7 +71,7 @@ def _join_and_fetch(rank: int, size: int, start: float) -> dict[str, Any]:
 
     coordination.initialize()
     end_phase("join")
-    coordination.all_gather_bytes("rendezvous", b"", processes)
+    key_value_exchange.all_gather_bytes("rendezvous", b"", processes)
     end_phase("rendezvous")
     exchange = program_exchange.Exchange(_PROGRAM, processes)
     turn = exchange.take_turn()
@@ -109,7 +109,7 @@ def run_job(processes: int, size: int) -> StartupRun:
       RuntimeError: a process failed; its error is on stderr.
     """
     import torch_xla  # noqa: F401  # once, in the parent
-    from torch_xla._engine.job import coordination, program_exchange  # noqa: F401
+    from torch_xla._engine.job import coordination, key_value_exchange, program_exchange  # noqa: F401
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.parallel.test_multi_host import free_port
 from tests.support.helpers import run_script
-from torch_xla._engine.job import coordination
+from torch_xla._engine.job import key_value_exchange
 
 PROCESSES = 3
 
@@ -17,7 +17,7 @@ JOB = """
 import collections, os, sys, time, traceback
 from pathlib import Path
 import torch_xla
-from torch_xla._engine.job import coordination
+from torch_xla._engine.job import coordination, key_value_exchange
 
 class CountedStore:
     def __init__(self, store):
@@ -73,7 +73,7 @@ def test_calls_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     """A value, the count, the wait and one read; the last process announces; values of the round before are deleted."""
     body = """
     for round in range(3):
-        values = coordination.all_gather_bytes("test", bytes([rank, round]), [0, 1, 2])
+        values = key_value_exchange.all_gather_bytes("test", bytes([rank, round]), [0, 1, 2])
         assert values == [bytes([other, round]) for other in range(3)], values
     calls = store.calls
     assert calls["key_value_increment"] == calls["key_value_dir_get_bytes"] == 3, calls
@@ -86,8 +86,8 @@ def test_calls_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
 def test_no_keys_of_earlier_rounds_are_left(tmp_path: Path) -> None:
     body = """
     for round in range(3):
-        coordination.all_gather_bytes("test", b"", [0, 1, 2])
-    coordination.all_gather_bytes("end", b"", [0, 1, 2])
+        key_value_exchange.all_gather_bytes("test", b"", [0, 1, 2])
+    key_value_exchange.all_gather_bytes("end", b"", [0, 1, 2])
     keys = [key for key, _ in store.store.key_value_dir_get_bytes("torch_xla/test/")]
     assert len(keys) == 5 and all("/2/" in key for key in keys), keys
     """
@@ -97,7 +97,7 @@ def test_no_keys_of_earlier_rounds_are_left(tmp_path: Path) -> None:
 def test_large_values(tmp_path: Path) -> None:
     """More than gRPC's default limit of 4 MB for a message."""
     body = """
-    values = coordination.all_gather_bytes("test", bytes([rank]) * 5_000_000, [0, 1, 2])
+    values = key_value_exchange.all_gather_bytes("test", bytes([rank]) * 5_000_000, [0, 1, 2])
     assert values == [bytes([other]) * 5_000_000 for other in range(3)]
     """
     run_job(body, tmp_path)
@@ -107,7 +107,7 @@ def test_the_last_process_ends_before_it_announces(tmp_path: Path) -> None:
     """The others find all values at their next poll."""
     body = """
     store.dropped = "/complete"
-    assert coordination.all_gather_bytes("test", bytes([rank]), [0, 1, 2]) == [b"\\0", b"\\1", b"\\2"]
+    assert key_value_exchange.all_gather_bytes("test", bytes([rank]), [0, 1, 2]) == [b"\\0", b"\\1", b"\\2"]
     """
     run_job(body, tmp_path)
 
@@ -115,5 +115,5 @@ def test_the_last_process_ends_before_it_announces(tmp_path: Path) -> None:
 @pytest.mark.parametrize("count", [2, 40])
 def test_names_of_groups_are_short_and_distinct(count: int) -> None:
     groups = [range(count), range(1, count + 1), range(0, 2 * count, 2), [*range(count - 1), count + 5]]
-    names = {coordination._group_key(group) for group in groups}
+    names = {key_value_exchange._group_key(group) for group in groups}
     assert len(names) == len(groups) and all(len(name) <= 64 for name in names)

@@ -114,8 +114,8 @@ _engine/capture/pure_function:_known    test: test_objects_without_a_value_are_r
     test_jaxs_configuration_is_in_the_key_of_torch_functions
 _engine/capture/capture_function:_recorded the graph's key, numbers and constants by content, results, precision
 _engine/capture/joint_graph:is_view     name and overload; torch rejects a second definition
-_engine/job/coordination:_counts        not a cache: how often this process reached a rendezvous
-_engine/job/coordination:_roles         not a cache: the last role of this process
+_engine/job/key_value_exchange:_counts  not a cache: how often this process reached a rendezvous
+_engine/job/key_value_exchange:_roles   not a cache: the last role of this process
 _engine/lowering/rules/adaptive_pooling:_band both sizes, which determine the result
 _engine/lowering/decompose:decomposition_table no arguments; loaded when ops are registered, as keys on disk require
 _engine/lowering/decompose:_tracer      no arguments; a thread, created again after a fork

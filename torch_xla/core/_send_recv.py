@@ -6,7 +6,7 @@ import torch
 
 from torch_xla._engine.base import user_frames
 from torch_xla._engine.execution.eager_collectives import EagerCollectives
-from torch_xla._engine.job import coordination, replicas, thread_group
+from torch_xla._engine.job import coordination, key_value_exchange, replicas, thread_group
 from torch_xla._engine.parallel import collectives
 
 
@@ -67,7 +67,7 @@ def _endpoints(role: str, channel: int) -> tuple[int, int]:
         )
     coordination.initialize()
     try:
-        other = coordination.match_peer(f"channel/{channel}", role, "recv" if role == "send" else "send")
+        other = key_value_exchange.match_peer(f"channel/{channel}", role, "recv" if role == "send" else "send")
     except TimeoutError as error:
         raise RuntimeError(
             f"{role}: no replica joined the other end of channel {channel} (at {user_frames.user_line()}): {error}"

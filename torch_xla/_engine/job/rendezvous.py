@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from torch_xla._engine.base import user_frames
 from torch_xla._engine.base.settings import settings
-from torch_xla._engine.job import coordination, replicas, thread_group
+from torch_xla._engine.job import coordination, key_value_exchange, replicas, thread_group
 
 
 def rendezvous(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[bytes]:
@@ -26,8 +26,8 @@ def rendezvous(tag: str, payload: bytes, members: Sequence[int] = ()) -> list[by
         return _among_threads(threads, tag, payload, ordinals)
     coordination.initialize()
     try:
-        return coordination.all_gather_bytes("meet/" + quote(tag, safe=""), payload, ordinals)
-    except coordination.PeerTimeoutError as late:
+        return key_value_exchange.all_gather_bytes("meet/" + quote(tag, safe=""), payload, ordinals)
+    except key_value_exchange.PeerTimeoutError as late:
         seconds = f"{settings.TORCH_XLA_RENDEZVOUS_TIMEOUT} s (TORCH_XLA_RENDEZVOUS_TIMEOUT) "
         raise RuntimeError(
             f"rendezvous {tag!r}: replica {mine} waited {'' if late.ended else seconds}at {user_frames.user_line()} "
