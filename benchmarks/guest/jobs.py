@@ -26,7 +26,7 @@ class GuestJob:
         batch: makes a batch for its loss, on the CPU. Each step has another one.
         loss: from the model and a batch on the model's device to a scalar.
         optimizer: makes the optimizer.
-        steps: steps of one measurement; few for slow models.
+        steps: the least number of steps of one measurement; few for slow models.
     """
 
     name: str

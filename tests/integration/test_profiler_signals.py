@@ -12,8 +12,8 @@ import pytest
 from tests.support.helpers import run_script
 from torch_xla._engine.compat import contraction_kernel
 
-#: Trains for SECONDS with a signal each half millisecond of CPU time. With oneDNN's kernel of jaxlib 0.10.2 the heap is
-#: corrupt in less than a second.
+#: Trains for four seconds with a signal each half millisecond of CPU time. With oneDNN's kernel of jaxlib 0.10.2 the
+#: heap is corrupt in less than a second.
 TRAINING = """
     import signal, time, torch, torch_xla
     signal.signal(signal.SIGPROF, lambda *_: None)
@@ -55,9 +55,9 @@ def test_which_timers_disable_the_kernel(
 ) -> None:
     monkeypatch.setattr(importlib.metadata, "version", lambda _: release)
     monkeypatch.setattr(contraction_kernel, "_has_warned", False)
-    monkeypatch.delenv(contraction_kernel.VARIABLE, raising=False)
-    if value is not None:
-        monkeypatch.setenv(contraction_kernel.VARIABLE, value)
+    monkeypatch.setenv(contraction_kernel.VARIABLE, value or "")  # also restores a variable that was not set
+    if value is None:
+        monkeypatch.delenv(contraction_kernel.VARIABLE)
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         try:

@@ -42,9 +42,10 @@ def is_tested(name: str, release: str) -> bool:
     return minor_version(release) in TESTED[name]
 
 
-def is_before(release: str) -> bool:
-    """Whether the installed torch is older than a minor release; False for an empty one."""
-    return bool(release) and _numbers(minor_version(torch_release())) < _numbers(release)
+def is_before(release: str, package: str = "torch") -> bool:
+    """Whether the installed torch, or another package, is older than a minor release; False for an empty one."""
+    installed = torch_release() if package == "torch" else importlib.metadata.version(package)
+    return bool(release) and _numbers(minor_version(installed)) < _numbers(release)
 
 
 def _numbers(release: str) -> list[int]:
