@@ -286,6 +286,54 @@ def test_every_start_of_a_process_is_in_the_table() -> None:
     _assert_tests_exist(STARTS)
 
 
+#: Sends a second SIGTERM at each function that the handler of the first one calls.
+SECOND_SIGTERM = """
+    import os, signal, sys
+    from torch_xla.experimental.distributed_checkpoint import _preemption
+
+    notice = _preemption.watch_sigterm()
+    signal.alarm(60)  # a handler that waits for a lock waits forever
+    for position in range(1, 20):
+        calls = 0
+
+        def send_at_position(frame, event, argument):
+            global calls
+            calls += event.endswith("call")
+            if calls == position:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        notice.has_arrived = False
+        sys.setprofile(send_at_position)
+        signal.raise_signal(signal.SIGTERM)
+        sys.setprofile(None)
+        assert notice.has_arrived
+"""
+
+
+def test_second_sigterm_during_the_handler_of_the_first() -> None:
+    run_script(SECOND_SIGTERM)
+
+
+#: Modules that install signal handlers: why a handler never waits for a lock that the interrupted code holds.
+SIGNAL_HANDLERS = {
+    "torch_xla/_engine/job/coordination.py": "it restores a previous handler",
+    "torch_xla/cli/plan/process_pool.py": "it only raises, in a block that ends the processes",
+    "torch_xla/distributed/_forked_worker.py": "it restores the default",
+    "torch_xla/distributed/_termination.py": "it assigns and sends signals",
+    "torch_xla/distributed/launcher/launch.py": "it only raises, in a block that ends the workers",
+    "torch_xla/experimental/distributed_checkpoint/_preemption.py": "it only assigns",
+}
+
+
+def test_every_signal_handler_is_in_the_table() -> None:
+    found = set()
+    for file, tree in _modules():
+        calls = (ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call))
+        if "signal.signal" in calls:
+            found.add(file)
+    assert found == set(SIGNAL_HANDLERS)
+
+
 #: Forks while a loader is partly read and programs have run, and exits the child like a program.
 FORK = """
 import gc; gc.unfreeze()

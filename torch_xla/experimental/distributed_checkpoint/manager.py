@@ -108,7 +108,7 @@ class CheckpointManager:
         # A group for each thread: the collectives of a writer's thread must not mix with those of the program.
         group = process_group if process_group is not None else _process_group.create_group()
         self._own_group = _process_group.create_group() if group is not None else None
-        self._preempted = _preemption.watch_sigterm() if chkpt_on_preemption else None
+        self._notice = _preemption.watch_sigterm() if chkpt_on_preemption else None
         self._preempted_at: int | None = None
         self._remote = RemoteTier(self.path, self.max_to_keep, threads, group)
         # One writer for each tier: checkpoints finish in the order of their steps.
@@ -245,16 +245,16 @@ class CheckpointManager:
         Raises:
           RuntimeError: the manager was created with ``chkpt_on_preemption=False``.
         """
-        if self._preempted is None:
+        if self._notice is None:
             raise RuntimeError("reached_preemption: this CheckpointManager was created with chkpt_on_preemption=False")
-        if self._preempted_at is None and _process_group.any_process(self._own_group, self._preempted.is_set()):
+        if self._preempted_at is None and _process_group.any_process(self._own_group, self._notice.has_arrived):
             self._preempted_at = step
             _log.warning("SIGTERM: stopping after step %d", step)
         return self._preempted_at is not None and step >= self._preempted_at
 
     def _due_tiers(self, step: int, force: bool = False) -> tuple[bool, bool]:
         """Return whether to save a snapshot, and whether to save a checkpoint."""
-        due = force or (self._preempted is not None and self.reached_preemption(step))
+        due = force or (self._notice is not None and self.reached_preemption(step))
         local = self._local is not None and (due or step % self._local_interval == 0)
         return local, due or step % self.save_interval == 0
 
