@@ -261,6 +261,52 @@ def test_a_changed_affinity_is_followed_and_kept() -> None:
     )
 
 
+_LARGE_LOOPS = """
+    import os, torch, torch_xla
+    from pathlib import Path
+
+    def step():
+        torch.manual_seed(0)
+        x, w, b = (torch.randn(*shape).to("xla").requires_grad_() for shape in [(3000, 700), (700,), (700,)])
+        optimizer = torch.optim.Adam([x, w, b], foreach=True)
+        for _ in range(20):
+            optimizer.zero_grad()
+            torch.nn.functional.layer_norm(x, (700,), w, b).pow(3).sum().backward()
+            optimizer.step()
+            torch_xla.sync()
+        return [each.detach().cpu() for each in (x, w, b)]
+
+    def run_times():
+        found = {path: (path / "schedstat").read_text() for path in Path("/proc/self/task").iterdir()}
+        return {path: int(text.split()[0]) for path, text in found.items()}
+
+    def has_kernel_thread():
+        return "xla_cpu_kernels\\n" in [(path / "comm").read_text() for path in Path("/proc/self/task").iterdir()]
+    """
+
+
+def test_large_loops_run_on_the_pool_of_xla() -> None:
+    """The reductions of layer norm and the optimizer's lists: same bits for each number of threads."""
+    run_script(
+        _LARGE_LOOPS
+        + """
+    torch.set_num_threads(2)
+    two = step()
+    before = run_times()
+    again = step()
+    ran = sorted(after - before.get(path, 0) for path, after in run_times().items())
+    assert len(os.sched_getaffinity(0)) == 1 or ran[-2] > ran[-1] / 20, ran
+    torch.set_num_threads(1)
+    assert all(map(torch.equal, two, again)) and all(map(torch.equal, two, step()))
+    assert not has_kernel_thread()
+    """
+    )
+
+
+def test_large_loops_need_no_second_thread() -> None:
+    run_script(_LARGE_LOOPS + "\n    step()\n    assert not has_kernel_thread()\n", NPROC="1")
+
+
 def test_several_threads_at_once() -> None:
     torch.manual_seed(0)
     x, w = torch.randn(8, 16, 32, 32), torch.randn(32, 16, 3, 3)

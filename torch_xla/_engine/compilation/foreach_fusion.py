@@ -52,9 +52,9 @@ from torch_xla._engine.lowering.apply_rule import apply_rule
 from torch_xla._engine.lowering.registry import LoweringRuleContext, ScalarOperand, TensorSpec
 
 #: Limits of one call: the number of arrays in a list, as the outputs are a tuple and XLA's compile time per output
-#: grows with its length; and the number of elements in a list, unless a single array has more. Calls run concurrently
-#: with each other and with the backward pass, as soon as their gradients are ready: a few large calls would leave a
-#: core idle.
+#: grows with its length; and the number of elements in a list, unless a single array has more. Calls run as soon as
+#: their gradients are ready, concurrently with the backward pass, and with each other if many are ready: one thread
+#: of XLA runs all calls of a short queue. The loop of a larger array is shared by XLA's threads (threading/xla_pool.h).
 _MOST_ARRAYS = 64
 _MOST_NUMBERS = 1 << 16
 

@@ -106,13 +106,13 @@ ffi::Error catch_errors(const std::string& what, const std::function<void()>& wo
 }
 
 Handler aten_handler(const char* op, Kernel kernel) {
-  return
-      [op, kernel](const ffi::RemainingArgs& operands, const ffi::RemainingRets& results, ffi::Dictionary dictionary) {
-        return catch_errors("aten::" + std::string(op), [&] {
-          const Attributes attributes(dictionary);
-          run_on_kernel_thread([&] { call_kernel(kernel, operands, results, attributes); });
-        });
-      };
+  return [op, kernel](ffi::ThreadPool, const ffi::RemainingArgs& operands, const ffi::RemainingRets& results,
+                      ffi::Dictionary dictionary) {
+    return catch_errors("aten::" + std::string(op), [&] {
+      const Attributes attributes(dictionary);
+      run_on_kernel_thread([&] { call_kernel(kernel, operands, results, attributes); });
+    });
+  };
 }
 
 std::array<bool, 3> flags(at::IntArrayRef mask) { return {mask[0] != 0, mask[1] != 0, mask[2] != 0}; }

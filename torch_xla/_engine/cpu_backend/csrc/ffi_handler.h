@@ -35,8 +35,8 @@ using Kernel = void (*)(const Tensors& operands, Tensors& results, const Attribu
 // Runs `work` and returns success, or the error that it throws, prefixed with `what`.
 xla::ffi::Error catch_errors(const std::string& what, const std::function<void()>& work);
 
-using Handler =
-    std::function<xla::ffi::Error(xla::ffi::RemainingArgs, xla::ffi::RemainingRets, xla::ffi::Dictionary attributes)>;
+using Handler = std::function<xla::ffi::Error(xla::ffi::ThreadPool pool, xla::ffi::RemainingArgs,
+                                              xla::ffi::RemainingRets, xla::ffi::Dictionary attributes)>;
 
 // Returns the handler of an ATen kernel.
 Handler aten_handler(const char* op, Kernel kernel);
@@ -51,6 +51,7 @@ std::array<bool, 3> flags(at::IntArrayRef mask);
 #define TORCH_XLA_HANDLER_OF(NAME, HANDLER)                                                                     \
   extern "C" __attribute__((visibility("default"))) XLA_FFI_Error* torch_xla_##NAME(XLA_FFI_CallFrame* frame) { \
     static const auto* handler = xla::ffi::Ffi::Bind()                                                          \
+                                     .Ctx<xla::ffi::ThreadPool>()                                               \
                                      .RemainingArgs()                                                           \
                                      .RemainingRets()                                                           \
                                      .Attrs()                                                                   \

@@ -53,10 +53,10 @@ class Channels {
   float elements_of_each() const { return static_cast<float>(images_ * positions_); }
 
   // Runs `work(begin, end)` for partitions of the channels, in parallel if large.
-  void for_partitions(const std::function<void(int64_t begin, int64_t end)>& work) const {
+  void for_partitions(ffi::ThreadPool& pool, const std::function<void(int64_t begin, int64_t end)>& work) const {
     const int64_t each = positions_ < kMinPositions ? std::max<int64_t>(1, kColumnsPerTile / positions_) : 1;
     const int64_t partitions = (channels_ + each - 1) / each;
-    handlers::parallel_if_large(partitions, images_ * channels_ * positions_, [&](int64_t begin, int64_t end) {
+    handlers::parallel_if_large(pool, partitions, images_ * channels_ * positions_, [&](int64_t begin, int64_t end) {
       for (int64_t partition = begin; partition < end; ++partition) {
         work(partition * each, std::min(channels_, (partition + 1) * each));
       }
@@ -108,14 +108,15 @@ class Channels {
 };
 
 // Operand: x. Results: the mean and the variance of each channel.
-ffi::Error batch_statistics(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary) {
+ffi::Error batch_statistics(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                            ffi::Dictionary) {
   return catch_errors("aten::native_batch_norm", [&] {
     const auto buffer = *operands.get<ffi::AnyBuffer>(0);
     const float* x = memory(buffer);
     float *mean = memory(**results.get<ffi::AnyBuffer>(0)), *variance = memory(**results.get<ffi::AnyBuffer>(1));
     const Channels channels(buffer);
     const float n = channels.elements_of_each();
-    channels.for_partitions([&](int64_t begin, int64_t end) {
+    channels.for_partitions(pool, [&](int64_t begin, int64_t end) {
       channels.sum(ChannelSums::kValues, begin, end, x, x, nullptr, mean);
       std::for_each(mean + begin, mean + end, [&](float& value) { value /= n; });
       channels.sum(ChannelSums::kSquares, begin, end, x, x, mean, variance);
@@ -126,14 +127,15 @@ ffi::Error batch_statistics(ffi::RemainingArgs operands, ffi::RemainingRets resu
 
 // Operands: the gradient, x, the mean of each channel. Results: the sums of the gradient, and of its products with the
 // deviation of x from the mean.
-ffi::Error batch_gradients(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary) {
+ffi::Error batch_gradients(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                           ffi::Dictionary) {
   return catch_errors("aten::native_batch_norm_backward", [&] {
     const auto buffer = *operands.get<ffi::AnyBuffer>(0);
     const float *grad = memory(buffer), *x = memory(*operands.get<ffi::AnyBuffer>(1));
     const float* mean = memory(*operands.get<ffi::AnyBuffer>(2));
     float *all = memory(**results.get<ffi::AnyBuffer>(0)), *along = memory(**results.get<ffi::AnyBuffer>(1));
     const Channels channels(buffer);
-    channels.for_partitions([&](int64_t begin, int64_t end) {
+    channels.for_partitions(pool, [&](int64_t begin, int64_t end) {
       channels.sum(ChannelSums::kValues, begin, end, grad, x, mean, all);
       channels.sum(ChannelSums::kProducts, begin, end, grad, x, mean, along);
     });

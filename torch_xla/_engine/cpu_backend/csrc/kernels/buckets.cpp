@@ -15,7 +15,8 @@ ffi::Error out_of_range(const char* op) {
 }
 
 // Copies consecutive bytes of a bucket, from `first` on, to each result.
-ffi::Error split_bucket(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
+ffi::Error split_bucket(ffi::ThreadPool, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                        ffi::Dictionary attributes) {
   const auto bucket = operands.get<ffi::AnyBuffer>(0);
   const auto first = attributes.get<int64_t>("first");
   if (!bucket.has_value() || !first.has_value()) {
@@ -38,7 +39,7 @@ ffi::Error split_bucket(ffi::RemainingArgs operands, ffi::RemainingRets results,
 }
 
 // Copies the operands to the result, one after the other.
-ffi::Error fill_bucket(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary) {
+ffi::Error fill_bucket(ffi::ThreadPool, ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary) {
   auto bucket = results.get<ffi::AnyBuffer>(0);
   if (!bucket.has_value()) {
     return bucket.error();

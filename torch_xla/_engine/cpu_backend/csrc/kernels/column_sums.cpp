@@ -22,14 +22,14 @@ TORCH_XLA_MULTIVERSION void add_rows(int64_t rows, int64_t columns, int64_t stri
 }
 
 // Operand: an array; the result lacks its first dimension.
-ffi::Error sum(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary) {
+ffi::Error sum(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary) {
   return catch_errors("aten::sum", [&] {
     const auto x = *operands.get<ffi::AnyBuffer>(0);
     const int64_t rows = x.dimensions()[0], all = static_cast<int64_t>(x.element_count()), n = all / rows;
     const int64_t partitions = (rows + kRowsPerTile - 1) / kRowsPerTile,
                   tiles = (n + kColumnsPerTile - 1) / kColumnsPerTile;
     std::vector<float> sums(partitions * n);
-    parallel_if_large(partitions * tiles, all, [&](int64_t begin, int64_t end) {
+    parallel_if_large(pool, partitions * tiles, all, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         const int64_t first = i / tiles * kRowsPerTile, column = i % tiles * kColumnsPerTile;
         add_rows(std::min(kRowsPerTile, rows - first), std::min(kColumnsPerTile, n - column), n,

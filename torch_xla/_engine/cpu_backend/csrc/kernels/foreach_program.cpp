@@ -16,8 +16,7 @@
 
 #include "ffi_handler.h"
 #include "kernels/multiversion.h"
-#include "threading/kernel_thread.h"
-#include "threading/openmp.h"
+#include "threading/xla_pool.h"
 
 namespace torch_xla::handlers {
 namespace {
@@ -25,7 +24,7 @@ namespace {
 namespace ffi = xla::ffi;
 
 constexpr int64_t kBlock = 1024;               // elements: all registers of a block fit into the L1 cache
-constexpr int64_t kMinParallelWork = 1 << 22;  // elements times instructions, below which waking threads takes longer
+constexpr int64_t kMinParallelWork = 1 << 20;  // elements times instructions, below which waking a thread takes longer
 
 // The opcodes: name and value of element i, where s is a number and a, b and c are lists. This is the only table:
 // compilation/foreach_fusion.py maps operators to the names, and torch_xla_foreach_opcodes() exports their order.
@@ -105,7 +104,7 @@ class ForeachProgram {
     }
   }
 
-  void run_all() const {
+  void run_all(ffi::ThreadPool& pool) const {
     std::vector<Block> blocks;
     int64_t elements = 0;
     for (int64_t position = 0; position < count_; ++position) {
@@ -125,7 +124,7 @@ class ForeachProgram {
     if (elements * steps() < kMinParallelWork) {
       some(0, count);
     } else {
-      run_on_kernel_thread([&] { parallel_for(count, some); });
+      parallel_for_on_pool(pool, count, some);
     }
   }
 
@@ -182,9 +181,10 @@ class ForeachProgram {
   std::vector<float*> results_;
 };
 
-ffi::Error lists(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary dictionary) {
+ffi::Error lists(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                 ffi::Dictionary dictionary) {
   return catch_errors("operations on lists",
-                      [&] { ForeachProgram(operands, results, Attributes(dictionary)).run_all(); });
+                      [&] { ForeachProgram(operands, results, Attributes(dictionary)).run_all(pool); });
 }
 
 }  // namespace

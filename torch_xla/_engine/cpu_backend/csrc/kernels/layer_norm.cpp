@@ -44,7 +44,8 @@ TORCH_XLA_MULTIVERSION void gradient(int64_t n, const float* grad, const float* 
 }
 
 // Operands: x, weight, bias. Results: the output, the mean and 1 / standard deviation of each row. Attribute: eps.
-ffi::Error layer_norm(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary dictionary) {
+ffi::Error layer_norm(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                      ffi::Dictionary dictionary) {
   return catch_errors("aten::native_layer_norm", [&] {
     const auto x = *operands.get<ffi::AnyBuffer>(0), weight = *operands.get<ffi::AnyBuffer>(1);
     const float* bias = memory(*operands.get<ffi::AnyBuffer>(2));
@@ -53,7 +54,7 @@ ffi::Error layer_norm(ffi::RemainingArgs operands, ffi::RemainingRets results, f
     float* rstd = memory(**results.get<ffi::AnyBuffer>(2));
     const auto eps = static_cast<float>(Attributes(dictionary).real("eps"));
     const auto n = static_cast<int64_t>(weight.element_count()), all = static_cast<int64_t>(x.element_count());
-    parallel_if_large(all / n, all, [&](int64_t begin, int64_t end) {
+    parallel_if_large(pool, all / n, all, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin; i < end; ++i) {
         normalize(n, memory(x) + i * n, memory(weight), bias, eps, out + i * n, mean + i, rstd + i);
       }
@@ -63,7 +64,8 @@ ffi::Error layer_norm(ffi::RemainingArgs operands, ffi::RemainingRets results, f
 
 // Operands: the gradient, x, the mean and 1 / standard deviation of each row, weight. Results: the gradients of x,
 // weight and bias selected by the attribute `mask`.
-ffi::Error layer_norm_backward(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary dictionary) {
+ffi::Error layer_norm_backward(ffi::ThreadPool pool, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                               ffi::Dictionary dictionary) {
   return catch_errors("aten::native_layer_norm_backward", [&] {
     const auto grad = *operands.get<ffi::AnyBuffer>(0), weights = *operands.get<ffi::AnyBuffer>(4);
     const float *of_out = memory(grad), *x = memory(*operands.get<ffi::AnyBuffer>(1)), *weight = memory(weights);
@@ -78,7 +80,7 @@ ffi::Error layer_norm_backward(ffi::RemainingArgs operands, ffi::RemainingRets r
     const int64_t rows = all / n, partitions = (rows + kRowsPerTile - 1) / kRowsPerTile;
     const bool sums = found[1] != nullptr || found[2] != nullptr;
     std::vector<float> of_weight(sums ? partitions * n : 0), of_bias(sums ? partitions * n : 0);
-    parallel_if_large(partitions, 2 * all, [&](int64_t begin, int64_t end) {
+    parallel_if_large(pool, partitions, 2 * all, [&](int64_t begin, int64_t end) {
       for (int64_t i = begin * kRowsPerTile; i < std::min(rows, end * kRowsPerTile); ++i) {
         const int64_t row = i * n, partition = i / kRowsPerTile * n;
         if (sums) {

@@ -11,6 +11,8 @@
 #include <bit>
 
 #include "kernels/row_reduction.h"
+#include "threading/kernel_thread.h"
+#include "threading/openmp.h"
 
 namespace torch_xla::handlers {
 namespace {
@@ -113,7 +115,7 @@ void for_sequences(const Loop& loop, const std::function<void(int64_t begin, int
 // Operands: the projected inputs with both biases [T, B, 4H], the first states h and c [B, H], the weights [H, 4H].
 // Results: the hidden states [T, B, H], the gates before their activations (in the memory of the inputs), the cell
 // states [T, B, H]. Attribute: reverse.
-ffi::Error lstm(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary dictionary) {
+ffi::Error lstm(ffi::ThreadPool, ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary dictionary) {
   return catch_errors("aten::lstm", [&] {
     const float *h = memory(*operands.get<ffi::AnyBuffer>(1)), *c = memory(*operands.get<ffi::AnyBuffer>(2));
     const float* weight = memory(*operands.get<ffi::AnyBuffer>(3));
@@ -138,7 +140,8 @@ ffi::Error lstm(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Di
 // Operands: the gradient of the hidden states [T, B, H], the gates [T, B, 4H], the cell states [T, B, H], the first
 // cell state [B, H], the weights [4H, H], the gradients of the last h and c [B, H]. Results: the gradients of the
 // gates [T, B, 4H], and of the first h and c (in the memory of the last). Attribute: reverse, as in the forward pass.
-ffi::Error lstm_backward(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary dictionary) {
+ffi::Error lstm_backward(ffi::ThreadPool, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                         ffi::Dictionary dictionary) {
   return catch_errors("aten::lstm_backward", [&] {
     const auto operand = [&](size_t i) { return memory(*operands.get<ffi::AnyBuffer>(i)); };
     const float *of_out = operand(0), *gates = operand(1), *cells = operand(2), *c = operand(3), *weight = operand(4);

@@ -1,5 +1,5 @@
 // Row and column reductions of float32 arrays, shared by custom kernels: small ones run on XLA's thread, concurrently
-// with other calls; large ones on the OpenMP team.
+// with other calls; large ones on the threads of its pool.
 #pragma once
 
 #include <algorithm>
@@ -8,8 +8,7 @@
 
 #include "ffi_handler.h"
 #include "kernels/multiversion.h"
-#include "threading/kernel_thread.h"
-#include "threading/openmp.h"
+#include "threading/xla_pool.h"
 
 namespace torch_xla::handlers {
 
@@ -19,12 +18,12 @@ constexpr int64_t kRowsPerTile = 64;               // rows summed in float32 bef
 
 // Runs `work(begin, end)` over partitions of [0, count), in parallel if `numbers`, the elements read in total, is
 // large.
-inline void parallel_if_large(int64_t count, int64_t numbers,
+inline void parallel_if_large(xla::ffi::ThreadPool& pool, int64_t count, int64_t numbers,
                               const std::function<void(int64_t begin, int64_t end)>& work) {
   if (numbers < kMinParallelElements) {
     work(0, count);
   } else {
-    run_on_kernel_thread([&] { parallel_for(count, work); });
+    parallel_for_on_pool(pool, count, work);
   }
 }
 

@@ -12,7 +12,8 @@ namespace ffi = xla::ffi;
 
 // Copies 64-bit elements of an array, from `first` on, to one result each. Runs on XLA's thread, without tensors: it
 // copies only a few words.
-ffi::Error unpack_scalars(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
+ffi::Error unpack_scalars(ffi::ThreadPool, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                          ffi::Dictionary attributes) {
   const auto packed = operands.get<ffi::AnyBuffer>(0);
   const auto first = attributes.get<int64_t>("first");
   if (!packed.has_value() || !first.has_value() || packed->element_count() < *first + results.size()) {
@@ -30,7 +31,7 @@ ffi::Error unpack_scalars(ffi::RemainingArgs operands, ffi::RemainingRets result
 }
 
 // Returns the first operand unchanged, in its buffer. The other operands are control dependencies only.
-ffi::Error materialize(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary) {
+ffi::Error materialize(ffi::ThreadPool, ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary) {
   const auto from = operands.get<ffi::AnyBuffer>(0);
   auto to = results.get<ffi::AnyBuffer>(0);
   if (!from.has_value() || !to.has_value()) {

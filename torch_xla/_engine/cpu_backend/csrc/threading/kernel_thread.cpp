@@ -133,6 +133,11 @@ void run_on_kernel_thread(const std::function<void()>& work) {
   }
 }
 
+int kernel_thread_count() {
+  const int count = kernel_thread().threads.load(std::memory_order_relaxed);
+  return count > 0 ? count : at::get_num_threads();
+}
+
 }  // namespace torch_xla::handlers
 
 void torch_xla_set_threads(int count, bool may_release_team) {
