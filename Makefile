@@ -102,7 +102,7 @@ test-long: test-sanitize $(CLIENTS)/.ready
 	XLA_FLAGS= $(BIN)/python -m pytest -q -n auto --dist worksteal -m "" \
 	    tests/fuzz/test_random_programs.py tests/fuzz/test_cross_feature.py tests/integration/test_training_parity.py tests/parallel/test_collectives.py \
 	    tests/execution/test_compile_policy.py tests/capture/test_compiled_train_step.py tests/recorder/test_promotion.py tests/execution/test_exit_order.py \
-	    tests/parallel/test_large_models.py::test_replicas tests/parallel/test_shared_compilation.py tests/parallel/test_elastic.py \
+	    tests/parallel/test_large_models.py tests/parallel/test_sharded.py tests/parallel/test_shared_compilation.py tests/parallel/test_elastic.py \
 	    tests/integration/test_examples.py::test_llama_killed_at_random_steps $(PYTEST_ARGS)
 	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n auto --dist worksteal \
 	    tests/lowering tests/ops $(PYTEST_ARGS)

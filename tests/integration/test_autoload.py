@@ -35,6 +35,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 #: Each runs in a fork of a process that has imported torch only; those after "module", torch's compiler and jax, too.
 FIRST_USES = {
     "factory": "torch.ones(3, device='xla')",
+    "module": "m = torch.nn.Sequential(torch.nn.Linear(2, 2)); ids = [id(p) for p in m.parameters()]; m.to('xla')\n"
+    "assert ids == [id(p) for p in m.parameters()] and m[0].weight.is_xla",
     "to": "torch.ones(3).to('xla')",
     "tensor": "torch.tensor([1.0], device='xla:0')",
     "zero tensor": "torch._efficientzerotensor((3,), device='xla')",
@@ -43,8 +45,6 @@ FIRST_USES = {
     "inference": "\nwith torch.inference_mode(): assert torch.ones(2, device='xla').is_inference()",
     "seed": "torch.manual_seed(5); a = torch.rand(3, device='xla').tolist(); torch.manual_seed(5)\n"
     "assert torch.rand(3, device='xla').tolist() == a",
-    "module": "m = torch.nn.Sequential(torch.nn.Linear(2, 2)); ids = [id(p) for p in m.parameters()]; m.to('xla')\n"
-    "assert ids == [id(p) for p in m.parameters()] and m[0].weight.is_xla",
     "file": "f = io.BytesIO(); torch.save(torch.ones(3), f); f.seek(0)\n"
     "assert torch.load(f, map_location='xla').is_xla",
     "process group": "dist.init_process_group('xla', init_method='xla://')\n"

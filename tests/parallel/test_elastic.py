@@ -178,6 +178,7 @@ def check_run(job: Job, killed: Sequence[int]) -> None:
         assert all(compiled[pid] == {0} for pid in found[world:]), "a restart compiles nothing that is cached"
 
 
+@pytest.mark.sweep  # the next test does the same, with snapshots
 def test_a_job_shrinks_and_grows(tmp_path: Path) -> None:
     with running_job(tmp_path, TORCHRUN) as job:
         shrink_and_grow(job, 2, random.Random(0))
@@ -217,7 +218,9 @@ def test_a_job_loses_a_host_five_times(tmp_path: Path, seed: int) -> None:
     print("seconds from kill to next step:", " ".join(f"{pause:.1f}" for pause in pauses))
 
 
-@pytest.mark.parametrize(("launcher", "rank"), [(TORCHRUN, 0), (TORCHRUN, 1), (FORKING, 1)])
+@pytest.mark.parametrize(
+    ("launcher", "rank"), [pytest.param(TORCHRUN, 0, marks=pytest.mark.sweep), (TORCHRUN, 1), (FORKING, 1)]
+)
 def test_a_killed_rank_ends_all(tmp_path: Path, launcher: list[str], rank: int) -> None:
     """With one line, and the launcher starts all again: its store has the keys of the first attempt."""
     environment = os.environ | scripts.server_variables()

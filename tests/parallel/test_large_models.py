@@ -17,11 +17,16 @@ from tests.programs import large_model_programs
 from tests.support import scripts
 from tests.support.helpers import ROOT, run_script
 
-CASES = [(program, count) for program in large_model_programs.PROGRAMS for count in (1, 4)]
+#: A mesh of one device runs the same code with less of it: only a sweep.
+CASES = [
+    pytest.param(program, count, id=f"{program.__name__}-{count}", marks=[pytest.mark.sweep] if count == 1 else [])
+    for program in large_model_programs.PROGRAMS
+    for count in (1, 4)
+]
 RUN = "from tests.programs import sharded_programs as s, large_model_programs as p; "
 
 
-@pytest.mark.parametrize(("program", "devices"), CASES, ids=[f"{p.__name__}-{n}" for p, n in CASES])
+@pytest.mark.parametrize(("program", "devices"), CASES)
 def test_values(program: Callable[[], None], devices: int) -> None:
     code = RUN + f"s.switched_on(p.{program.__name__}); print('done')"
     done = run_script(code, check=False, PJRT_DEVICE="CPU", CPU_NUM_DEVICES=str(devices), TORCH_XLA_WARN_FALLBACK="0")
@@ -132,7 +137,9 @@ xmp.spawn(fsdp_zero_programs.{name}, nprocs={count}, start_method="fork")
 """
 
 
-@pytest.mark.parametrize("count", [1, 2, pytest.param(4, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    "count", [pytest.param(1, marks=pytest.mark.sweep), 2, pytest.param(4, marks=pytest.mark.sweep)]
+)
 @pytest.mark.parametrize("name", ["fsdp", "zero"])
 def test_replicas(name: str, count: int) -> None:
     done = run_script(SPAWN.format(name=name, count=count), False, PJRT_DEVICE="CPU", TORCH_XLA_WARN_FALLBACK="0")

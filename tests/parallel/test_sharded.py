@@ -9,15 +9,18 @@ import pytest
 from tests.programs import capture_programs, sharded_programs
 from tests.support.helpers import run_script
 
-CASES = [(program, count) for program in sharded_programs.PROGRAMS for count in (1, 4)]
-CASES += [(program, 4) for program in sharded_programs.ON_FOUR + capture_programs.ON_FOUR]
-SWEPT = [
-    pytest.param(program, 4, id=f"{program.__name__}-4", marks=pytest.mark.sweep) for program in sharded_programs.LONG
-]
+CASES = [(program, 4) for program in sharded_programs.PROGRAMS + sharded_programs.ON_FOUR + capture_programs.ON_FOUR]
+#: A mesh of one device runs the same code with less of it.
+SWEPT = [(program, 1) for program in sharded_programs.PROGRAMS] + [(program, 4) for program in sharded_programs.LONG]
 
 
 @pytest.mark.parametrize(
-    ("program", "devices"), [*(pytest.param(p, n, id=f"{p.__name__}-{n}") for p, n in CASES), *SWEPT]
+    ("program", "devices"),
+    [
+        pytest.param(program, count, id=f"{program.__name__}-{count}", marks=marks)
+        for cases, marks in ((CASES, []), (SWEPT, [pytest.mark.sweep]))
+        for program, count in cases
+    ],
 )
 def test_values(program: Callable[[], None], devices: int) -> None:
     code = "from tests.programs import sharded_programs as s; "

@@ -125,8 +125,8 @@ def training() -> None:
     for options, model in WAYS if dist.get_world_size() > 1 else WAYS[:3]:
         net, expected = _wrap(_net(**model), **options), _net(**model)
         with counts() as moved:
-            _train(net, _own, bool(model))
-        _train(expected, _batch, bool(model))
+            _train(net, _own, True in model.values())
+        _train(expected, _batch, True in model.values())
         _compare(net, expected)
         assert not [name for name in moved if name.startswith("aten::")], moved
         rows = net.blocks[0].up.bias.to_local().shape[0]  # type: ignore[union-attr]
@@ -134,6 +134,7 @@ def training() -> None:
 
 
 def _train(net: nn.Module, batch: Callable[[int], torch.Tensor], needs_grad: bool) -> None:
+    """With ``needs_grad``, as reentrant checkpoints require, the backward pass reads the gradients of the batches."""
     _steps(net, lambda step: batch(step).requires_grad_(needs_grad))
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -48,9 +49,9 @@ if attempt == 1:
 """
 
 
-def _run(arguments: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PJRT_DEVICE": "CPU", "PYTHONPATH": f"{scripts.ROOT}:{cwd}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch_xla.distributed.run", "--standalone", "--nproc-per-node=2", *arguments]
+def _run(arguments: list[str], cwd: Path, python: Sequence[str] = scripts.PYTHON) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | scripts.server_variables() | {"PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1"}
+    command = [*python, "-m", "torch_xla.distributed.run", "--standalone", "--nproc-per-node=2", *arguments]
     return subprocess.run(command, env=environment, cwd=cwd, capture_output=True, text=True, timeout=240)
 
 
@@ -61,7 +62,7 @@ def test_workers_run_the_script_as_python_does(tmp_path: Path) -> None:
     script = tmp_path / "scripts" / "train.py"
     script.write_text(SCRIPT)
     options = ["--max-restarts=1", "--preload=preloaded", "scripts/train.py", str(tmp_path), "--flag"]
-    done = _run(options, tmp_path)
+    done = _run(options, tmp_path, python=[sys.executable])
     assert done.returncode == 0, done.stderr[-4000:]
     assert "ValueError: the intended error" in done.stderr
     read = {file.name: json.loads(file.read_text()) for file in tmp_path.glob("*-[01]-[01]")}
