@@ -41,7 +41,7 @@ class KernelLibrary:
     def set_thread_count(self) -> None:
         """Set the kernels' thread count: call it before each launch."""
         cpu_threads.leave_inherited_team()
-        self.functions.torch_xla_set_threads(cpu_threads.kernel_threads(), not cpu_threads.has_inherited_team())
+        self.functions.torch_xla_set_threads(cpu_threads.kernel_threads())
 
     def foreach_opcodes(self) -> dict[str, int]:
         """Return the opcodes of foreach programs by name, as defined in csrc/kernels/foreach_program.cpp."""

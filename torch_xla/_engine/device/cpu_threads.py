@@ -76,8 +76,8 @@ def has_inherited_team() -> bool:
 def leave_inherited_team() -> None:
     """Let ATen's loops in the calling thread run serially, if it forked this process. Other threads make new teams.
 
-    GNU's OpenMP would wait for the threads of a team that stayed in the parent, in a parallel loop and at the release
-    of the team. torch's ``DataLoader`` limits its workers in the same way.
+    GNU's OpenMP would wait for the threads of a team that stayed in the parent, in a parallel loop. torch's
+    ``DataLoader`` limits its workers in the same way.
     """
     global _threads_before
     if has_inherited_team() and _threads_before is None:

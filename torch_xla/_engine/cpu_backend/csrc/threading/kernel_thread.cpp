@@ -46,8 +46,7 @@ class KernelThread {
     task.done.wait(0, std::memory_order_acquire);
   }
 
-  std::atomic<int> threads{0};                 // 0: torch's default
-  std::atomic<bool> has_sleeping_team{false};  // whether OpenMP makes teams sleep when a loop ends
+  std::atomic<int> threads{0};  // 0: torch's default
 
  private:
   [[noreturn]] void serve() {
@@ -72,24 +71,19 @@ class KernelThread {
     if (requested > 0 && requested != at::get_num_threads()) {
       at::set_num_threads(requested);
     }
-    if (!is_waiting_configured_ && !has_sleeping_team && at::get_num_threads() > 1) {
-      has_sleeping_team = sleep_between_loops();
+    if (!is_waiting_configured_ && at::get_num_threads() > 1) {
+      sleep_between_loops();
+      is_waiting_configured_ = true;
     }
   }
 
-  // Waits for a task; the whole team sleeps meanwhile.
   Task* next() {
     for (;;) {
       const uint32_t seen = pushed_.load(std::memory_order_acquire);
       if (Task* task = first()) {
         return task;
       }
-      const auto wait = [&] { pushed_.wait(seen, std::memory_order_acquire); };
-      if (has_sleeping_team) {
-        wait();
-      } else {
-        run_on_all_threads(wait);
-      }
+      pushed_.wait(seen, std::memory_order_acquire);
     }
   }
 
@@ -107,9 +101,9 @@ class KernelThread {
   std::deque<Task*> tasks_;
   std::atomic<uint32_t> pushed_{0};  // number of tasks ever pushed
   bool started_ = false;
-  // By the user, in the environment.
-  const bool is_waiting_configured_ =
-      std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr;
+  // By the user, in the environment, or by sleep_between_loops.
+  bool is_waiting_configured_ = std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr ||
+                                std::getenv("KMP_BLOCKTIME") != nullptr;
 };
 
 // Never destroyed: its thread may wait for work while the process exits.
@@ -140,10 +134,6 @@ int kernel_thread_count() {
 
 }  // namespace torch_xla::handlers
 
-void torch_xla_set_threads(int count, bool may_release_team) {
-  auto& thread = torch_xla::handlers::kernel_thread();
-  if (may_release_team && !thread.has_sleeping_team) {
-    torch_xla::handlers::release_omp_team();
-  }
-  thread.threads.store(count, std::memory_order_relaxed);
+void torch_xla_set_threads(int count) {
+  torch_xla::handlers::kernel_thread().threads.store(count, std::memory_order_relaxed);
 }

@@ -4,16 +4,10 @@
 // which would create one machine-sized team per XLA thread. So these kernels run on one thread, which owns one team,
 // one after the other, while XLA's thread sleeps. Other loops run on XLA's threads (xla_pool.h).
 //
-// GNU's OpenMP lets the threads of a team spin for milliseconds when a loop ends. That takes cores from XLA's threads,
-// Python and other processes, and a spinning team waits whole time slices for a thread that another process preempts.
-// Here they sleep (sleep_between_loops), unless the user has configured how OpenMP waits:
-//
-//  OMP_WAIT_POLICY, GOMP_SPINCOUNT    while a kernel runs                      between kernels
-//  not set                            the team sleeps between its loops        sleeps
-//  set, or not GNU's OpenMP           as OpenMP is configured                  sleeps, in a loop that the next kernel ends
-//
-// GNU's OpenMP spins only if a process has no more threads in teams than cores. So, in the second row, the thread that
-// starts a program releases its own team (mostly that of Python's main thread), which OpenMP recreates when needed.
+// OpenMP lets the threads of a team spin for milliseconds when a loop ends. That takes cores from XLA's threads, Python
+// and other processes, and a spinning team waits whole time slices for a thread that another process preempts. Here they
+// sleep (sleep_between_loops), unless the user has configured how OpenMP waits (OMP_WAIT_POLICY, GOMP_SPINCOUNT,
+// KMP_BLOCKTIME): then they wait as configured, between kernels as well.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +23,5 @@ int kernel_thread_count();
 
 }  // namespace torch_xla::handlers
 
-// Sets the team size to `count`. `may_release_team`: whether the caller has no team that stayed in the parent of this
-// process, for whose threads OpenMP would wait. The thread that starts a program calls this before the launch.
-extern "C" __attribute__((visibility("default"))) void torch_xla_set_threads(int count, bool may_release_team);
+// Sets the number of threads. The thread that starts a program calls this before the launch.
+extern "C" __attribute__((visibility("default"))) void torch_xla_set_threads(int count);
