@@ -218,7 +218,6 @@ ir/op.cpp:handle                        torch's operator aten::alias, in place o
 ir/op.cpp:ops                           name and overload; torch rejects a second definition; the recorder's are never
     unregistered
 ir/op.cpp:t                             holds op.cpp:ops
-threading/openmp.cpp:found              functions of the OpenMP library that the process has loaded
 ir/source_location.cpp:frames           not a cache: emptied at each use
 ir/source_location.cpp:numbers          scope, code objects (held, so that addresses are not reused), instructions
 ir/source_location.cpp:scope            the scope of a thread
