@@ -228,7 +228,8 @@ def test_a_changed_affinity_is_followed_and_kept() -> None:
 
 
 _LARGE_LOOPS = """
-    import os, torch, torch_xla
+    import torch, torch_xla
+    import torch_xla.debug.metrics as met
     from pathlib import Path
 
     def step():
@@ -242,10 +243,6 @@ _LARGE_LOOPS = """
             torch_xla.sync()
         return [each.detach().cpu() for each in (x, w, b)]
 
-    def run_times():
-        found = {path: (path / "schedstat").read_text() for path in Path("/proc/self/task").iterdir()}
-        return {path: int(text.split()[0]) for path, text in found.items()}
-
     def has_kernel_thread():
         return "xla_cpu_kernels\\n" in [(path / "comm").read_text() for path in Path("/proc/self/task").iterdir()]
     """
@@ -258,19 +255,60 @@ def test_large_loops_run_on_the_pool_of_xla() -> None:
         + """
     torch.set_num_threads(2)
     two = step()
-    before = run_times()
-    again = step()
-    ran = sorted(after - before.get(path, 0) for path, after in run_times().items())
-    assert len(os.sched_getaffinity(0)) == 1 or ran[-2] > ran[-1] / 20, ran
     torch.set_num_threads(1)
-    assert all(map(torch.equal, two, again)) and all(map(torch.equal, two, step()))
-    assert not has_kernel_thread()
-    """
+    assert all(map(torch.equal, two, step()))
+    assert met.counter_value("CpuKernelCalls") and not has_kernel_thread()
+    """,
+        TORCH_XLA_COMPILE_POLICY="compile",
+    )
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="XLA's pool has one thread on one core")
+def test_threads_of_the_pool_share_a_loop() -> None:
+    """In one launch of an optimizer step, whose program is one call of the kernel for lists."""
+    run_script(
+        _LARGE_LOOPS
+        + """
+    x = torch.zeros(8_000_000, device="xla", requires_grad=True)
+    x.grad = torch.ones_like(x)
+    optimizer = torch.optim.Adam([x], foreach=True)
+
+    def run_times():
+        tasks = list(Path("/proc/self/task").iterdir())
+        return {path: int((path / "schedstat").read_text().split()[0]) for path in tasks}
+
+    def shared_launches():
+        found = 0
+        for _ in range(20):
+            torch_xla.sync(wait=True)
+            before = run_times()
+            optimizer.step()
+            torch_xla.sync(wait=True)
+            ran = sorted(after - before.get(path, 0) for path, after in run_times().items())
+            found += ran[-2] > ran[-1] / 5
+        return found
+
+    torch.set_num_threads(2)
+    shared_launches()  # compiles
+    shared = shared_launches()
+    torch.set_num_threads(1)
+    alone = shared_launches()
+    assert shared > 10 > 2 >= alone, (shared, alone)
+    """,
+        TORCH_XLA_COMPILE_POLICY="compile",
     )
 
 
 def test_large_loops_need_no_second_thread() -> None:
-    run_script(_LARGE_LOOPS + "\n    step()\n    assert not has_kernel_thread()\n", NPROC="1")
+    run_script(
+        _LARGE_LOOPS
+        + """
+    step()
+    assert met.counter_value("CpuKernelCalls") and not has_kernel_thread()
+    """,
+        NPROC="1",
+        TORCH_XLA_COMPILE_POLICY="compile",
+    )
 
 
 def test_several_threads_at_once() -> None:
